@@ -51,8 +51,8 @@ def keyed_attention(
         attention_mask: Additive mask that broadcasts to [B, H, L, S].
         scaling: Factor on the scores; D^−½ by default.
         dropout: Rate at which attention weights are dropped.
-        **options: `position_bias`, additive like the mask, and `softcap`, a bound on the scores; others that change
-            nothing in transformers' own attention are ignored.
+        **options: `position_bias`, additive like the mask, or [n, H, L, S] for B / n examples in turn each, and
+            `softcap`, a bound on the scores; others that change nothing in transformers' own attention are ignored.
 
     Returns:
         Outputs [B, L, H, D], and the attention weights if they were computed on their own.
@@ -66,13 +66,12 @@ def keyed_attention(
     softcap: float | None = options.get("softcap")
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
     drops = dropout > 0.0 and current_call().dropout_key is not None
-    whole = not drops or current_call().cut is None  # the kernel numbers values by the shape that it sees
-    fusable = softcap is None and whole and (drops or position_bias is not None)
+    fusable = softcap is None and (drops or position_bias is not None)
     if fusable and fused_attention.can_fuse(query, position_bias, attention_mask):
         rate, layer = (dropout, int(module.dropout_layer)) if drops else (0.0, 0)
         fused = fused_attention.attend(query, key, value, position_bias, attention_mask, scaling, rate, layer)
         return fused.transpose(1, 2).contiguous(), None
-    bias = position_bias
+    bias = None if position_bias is None else per_example(position_bias, len(query))
     if attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
     if not drops and softcap is None and not current_call().under_vmap:
@@ -84,6 +83,11 @@ def keyed_attention(
     weights = functional.softmax(scores if bias is None else scores + bias, dim=-1)
     weights = keyed_dropout(weights, dropout, int(module.dropout_layer))
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def per_example(bias: Tensor, batch: int) -> Tensor:
+    """Repeat the biases [n, …] of clients for their examples, [batch, …]; one for all stays one."""
+    return bias if len(bias) in (1, batch) else bias.repeat_interleave(batch // len(bias), 0)
 
 
 def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:

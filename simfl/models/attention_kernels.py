@@ -4,7 +4,7 @@ The second index of a program is an example and a head.
 
 S = q·kᵀ·scale + bias + mask     P = softmax(S)     Z = P / (share kept) where kept, else 0     out = Z·v
 D = Σ out·dout                   dZ = dout·vᵀ       dS = P·(dZ / (share kept) where kept − D)
-dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout
+dq = dS·k·scale                  dk = dSᵀ·q·scale   dv = Zᵀ·dout       dbias = Σ dS over the examples that share it
 """
 
 # mypy: ignore-errors
@@ -17,17 +17,17 @@ from simfl.models.elementwise_kernels import hash_keys, is_kept
 @triton.jit
 def _scores(
     q, k, bias, mask, batch, head, rows, columns, L, S, scale,
-    bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     BIASED: tl.constexpr, MASKED: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Return S for these rows and columns, −inf beyond the last column.
+    """Return S for these rows and columns, −inf beyond the last column; `sharing` examples in turn share a bias.
 
     MASKED: 0 without a mask, 1 if it depends on the column alone, 2 if on the row too.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRODUCTS) * scale
     inside = (rows < L)[:, None] & (columns < S)[None, :]
     if BIASED:
-        at = bias + batch * bias_b + head * bias_h + rows[:, None] * bias_l + columns[None, :] * bias_s
+        at = bias + batch // sharing * bias_b + head * bias_h + rows[:, None] * bias_l + columns[None, :] * bias_s
         scores += tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if MASKED == 1:
         at = mask + batch * mask_b + head * mask_h + columns * mask_s
@@ -40,13 +40,17 @@ def _scores(
 
 @triton.jit
 def forward(
-    q, k, v, bias, mask, seeds, out, lse, H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
-    bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q, k, v, bias, mask, seeds, out, lse,
+    H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
+    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [B, H, L, D] and the logarithm of each row's sum [B, H, L]; `examples` of a client share a key."""
+    """Compute out [B, H, L, D] and the logarithm of each row's sum [B, H, L]; `examples` of a client share a key.
+
+    Dropout numbers values as if rows and columns were all_L and all_S, which they are before padding is cut off.
+    """
     pair = tl.program_id(1)
     batch, head = (pair // H).to(tl.int64), (pair % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
@@ -59,7 +63,7 @@ def forward(
     outputs = tl.zeros((BL, D), tl.float32)
     if DROPS:
         salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
-        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
+        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * all_L * all_S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
         key_mask = (columns < S)[:, None]
@@ -67,13 +71,13 @@ def forward(
         values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
-            bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
+            sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights, shrink = tl.exp(scores - new_top[:, None]), tl.exp(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
         if DROPS:
-            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
             weights = tl.where(keep, weights * keep_scale, 0.0)
         outputs = outputs * shrink[:, None]
         outputs = tl.dot(weights.to(values.dtype), values, outputs, input_precision=PRODUCTS)
@@ -86,8 +90,9 @@ def forward(
 
 @triton.jit
 def to_queries(
-    q, k, v, bias, mask, seeds, dout, lse, inner, dq, H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
-    bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dq,
+    H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
+    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
@@ -108,7 +113,7 @@ def to_queries(
     total = tl.zeros((BL, D), tl.float32)
     if DROPS:
         salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
-        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
+        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * all_L * all_S
     for start in range(0, S, BS):
         columns = start + tl.arange(0, BS)
         key_mask = (columns < S)[:, None]
@@ -116,12 +121,12 @@ def to_queries(
         values = tl.load(v + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
-            bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
+            sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
         weights = tl.exp(scores - logs[:, None])
         slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
         if DROPS:
-            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
             slope = tl.where(keep, slope * keep_scale, 0.0)
         score_slope = weights * (slope - product[:, None])
         total = tl.dot(score_slope.to(keys.dtype), keys, total, input_precision=PRODUCTS)
@@ -132,8 +137,8 @@ def to_queries(
 @triton.jit
 def to_keys(
     q, k, v, bias, mask, seeds, dout, lse, inner, dk, dv,
-    H, L, S, scale, layer_salt, first, examples, dropped, keep_scale,
-    bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
+    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
     D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
@@ -152,7 +157,7 @@ def to_keys(
     to_key, to_value = tl.zeros((BS, D), tl.float32), tl.zeros((BS, D), tl.float32)
     if DROPS:
         salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
-        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * L * S
+        base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * all_L * all_S
     for start in range(0, L, BL):
         rows = start + tl.arange(0, BL)
         row_mask = (rows < L)[:, None]
@@ -162,13 +167,13 @@ def to_keys(
         product = tl.load(inner + pair.to(tl.int64) * L + rows, mask=rows < L, other=0.0)
         scores = _scores(
             queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
-            bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
+            sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
         )  # fmt: skip
         weights = tl.exp(scores - logs[:, None])
         slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
         kept_weights = weights
         if DROPS:
-            keep = is_kept(base + rows[:, None] * S + columns[None, :], salt, high, dropped)
+            keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
             slope = tl.where(keep, slope * keep_scale, 0.0)
             kept_weights = tl.where(keep, weights * keep_scale, 0.0)
         score_slope = weights * (slope - product[:, None])
@@ -178,3 +183,50 @@ def to_keys(
     dv += batch * v_b + head * v_h
     tl.store(dk + columns[:, None] * k_s + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=key_mask)
     tl.store(dv + columns[:, None] * v_s + depth[None, :], to_value.to(dv.dtype.element_ty), mask=key_mask)
+
+
+@triton.jit
+def to_bias(
+    q, k, v, bias, mask, seeds, dout, lse, inner, dbias,
+    H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
+    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
+    q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l, dbias_b, dbias_h, dbias_l,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
+    D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """Compute dbias [·, H, L, S], a tile of rows and columns at a time, by its examples in turn."""
+    shared, head = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    across = tl.cdiv(S, BS)
+    rows = (tl.program_id(0) // across) * BL + tl.arange(0, BL)
+    columns = (tl.program_id(0) % across) * BS + tl.arange(0, BS)
+    depth = tl.arange(0, D)
+    row_mask, key_mask = (rows < L)[:, None], (columns < S)[:, None]
+    total = tl.zeros((BL, BS), tl.float32)
+    for number in range(sharing):
+        batch = shared * sharing + number
+        place = q + batch * q_b + head * q_h
+        queries = tl.load(place + rows[:, None] * q_l + depth[None, :], mask=row_mask, other=0.0)
+        place = dout + batch * out_b + head * out_h
+        douts = tl.load(place + rows[:, None] * out_l + depth[None, :], mask=row_mask, other=0.0)
+        place = k + batch * k_b + head * k_h
+        keys = tl.load(place + columns[:, None] * k_s + depth[None, :], mask=key_mask, other=0.0)
+        place = v + batch * v_b + head * v_h
+        values = tl.load(place + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
+        pair = batch * H + head
+        logs = tl.load(lse + pair * L + rows, mask=rows < L, other=float("inf"))
+        product = tl.load(inner + pair * L + rows, mask=rows < L, other=0.0)
+        scores = _scores(
+            queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
+            sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
+        )  # fmt: skip
+        weights = tl.exp(scores - logs[:, None])
+        slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
+        if DROPS:
+            salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
+            base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * all_L * all_S
+            keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
+            slope = tl.where(keep, slope * keep_scale, 0.0)
+        total += weights * (slope - product[:, None])
+    dbias += shared * dbias_b + head * dbias_h
+    inside = row_mask & (columns < S)[None, :]
+    tl.store(dbias + rows[:, None] * dbias_l + columns[None, :], total.to(dbias.dtype.element_ty), mask=inside)

@@ -3,8 +3,8 @@
 Dropout: the hash of `simfl.keyed_random` takes some twenty reads and writes as tensor operations. It is written again
 here, since a Triton program can call only Triton's own functions; tests check that both give the same bits.
 
-RMS norm, one program a row:
-    r = 1 / √(mean x² + ε)     y = x·r·w     dx = r·(w·dy − x·r²·mean(x·w·dy))
+RMS norm, a program for a row or a few:
+    r = 1 / √(mean x² + ε)     y = x·r·w     dx = r·(w·dy − x·r²·mean(x·w·dy))     dw = Σ x·r·dy
 """
 
 # mypy: ignore-errors
@@ -47,25 +47,41 @@ def dropout(x, keys, out, count, layer_salt, first, dropped, scale, BLOCK: tl.co
 
 
 @triton.jit
-def rms_norm_forward(x, weight, out, root, width, epsilon, BLOCK: tl.constexpr):
-    """Compute y and r of each row, as out and root."""
+def rms_norm_forward(x, weight, out, root, width, epsilon, rows, BLOCK: tl.constexpr):
+    """Compute y and r of each row, as out and root; `rows` rows in turn share a weight."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
     values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
     inverse = 1.0 / tl.sqrt(tl.sum(values * values, 0) / width + epsilon)
-    scaled = values * inverse * tl.load(weight + column, mask=inside, other=0.0)
+    scaled = values * inverse * tl.load(weight + row // rows * width + column, mask=inside, other=0.0)
     tl.store(root + row, inverse)
     tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def rms_norm_backward(dy, x, weight, root, dx, width, BLOCK: tl.constexpr):
-    """Compute dx of each row."""
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+def rms_norm_backward(
+    dy, x, weight, root, dx, dw, width, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr, TRAINS: tl.constexpr
+):
+    """Compute dx of ROWS rows, and dw [weights, programs, width], what they add to the gradient of their weight.
+
+    The second index of a program is the weight, which `rows` rows share.
+    """
+    group, column = tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK)
     inside = column < width
-    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(dy + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    slope *= tl.load(weight + column, mask=inside, other=0.0)
-    inverse = tl.load(root + row)
-    along = tl.sum(values * slope, 0) / width * inverse * inverse
-    tl.store(dx + row * width + column, (inverse * (slope - values * along)).to(dx.dtype.element_ty), mask=inside)
+    scale = tl.load(weight + group * width + column, mask=inside, other=0.0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for number in range(ROWS):
+        own = tl.program_id(0) * ROWS + number
+        here = inside & (own < rows)
+        row = group * rows + own
+        values = tl.load(x + row * width + column, mask=here, other=0.0).to(tl.float32)
+        upstream = tl.load(dy + row * width + column, mask=here, other=0.0).to(tl.float32)
+        inverse = tl.load(root + row, mask=own < rows, other=0.0)
+        slope = upstream * scale
+        along = tl.sum(values * slope, 0) / width * inverse * inverse
+        tl.store(dx + row * width + column, (inverse * (slope - values * along)).to(dx.dtype.element_ty), mask=here)
+        if TRAINS:
+            total += upstream * values * inverse
+    if TRAINS:
+        place = group * tl.num_programs(0) + tl.program_id(0)
+        tl.store(dw + place * width + column, total, mask=inside)

@@ -10,6 +10,7 @@ Shapes: B examples (of g clients), H heads, L queries, S keys, D the depth of a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +24,20 @@ from simfl.models.dropout import LEVELS, keep_scale, layer_salt
 DEPTHS = (16, 32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE, WARPS, STAGES = 64, 4, 2  # TILE: queries and keys at a time
+ALIGNMENT = 16  # values at whose multiples rows of a bias begin
 
 
 def can_fuse(query: Tensor, bias: Tensor | None, mask: Tensor | None) -> bool:
-    """Return whether the kernel applies: on a GPU, if neither bias nor mask requires a gradient."""
-    trained = any(t is not None and t.requires_grad for t in (bias, mask))
-    fits = query.dtype in DTYPES and query.shape[-1] in DEPTHS
-    return fits and not trained and not current_call().under_vmap and has_kernels(query, "attention_kernels")
+    """Return whether the kernel applies: on a GPU, without a gradient of the mask."""
+    fits = query.dtype in DTYPES and query.shape[-1] in DEPTHS and (mask is None or not mask.requires_grad)
+    if bias is not None:
+        fits = fits and bias.dim() == 4 and len(query) % len(bias) == 0
+    return fits and reads_in_place(query)
+
+
+def reads_in_place(x: Tensor) -> bool:
+    """Return whether attention over `x` may leave bias and mask apart, as the kernel reads both where they lie."""
+    return not current_call().under_vmap and has_kernels(x, "attention_kernels")
 
 
 def attend(
@@ -50,7 +58,7 @@ def attend(
         query: [B, H, L, D].
         key: [B, H, S, D].
         value: [B, H, S, D].
-        bias: Broadcasts to [B, H, L, S].
+        bias: [n, H, L, S], or with one row or column for all; B / n examples in turn share one.
         mask: Additive; broadcasts to [B, H, L, S].
         scale: Factor on the scores.
         dropout: Rate.
@@ -64,9 +72,10 @@ def attend(
     if bias is not None and bias.stride(-1) != 1:
         bias = bias.contiguous()
     seeds = call.group_keys(query.device).reshape(-1) if dropped else None
-    first = current_batch_part().offset(query.shape[1] * query.shape[2] * key.shape[2] * len(query))
+    whole = call.whole_shape((*query.shape[:3], key.shape[2]))
+    first = current_batch_part().offset(math.prod(whole))
     exact = torch.get_float32_matmul_precision() == "highest"
-    numbers = [layer_salt(layer), first, len(query) // call.num_groups, dropped, int(exact)]
+    numbers = [layer_salt(layer), first, len(query) // call.num_groups, *whole[2:], dropped, int(exact)]
     out: Tensor = _FusedAttention.apply(query, key, value, bias, mask, seeds, scale, numbers)
     return out
 
@@ -87,10 +96,16 @@ class _FusedAttention(torch.autograd.Function):
     def backward(ctx: AutogradContext, dout: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, mask, seeds, out, lse = ctx.saved_tensors
         inner = (dout.to(torch.float32) * out.to(torch.float32)).sum(-1)
-        gradients = torch.ops.simfl.attend_backward(
-            [query, key, value], bias, mask, seeds, [_as_heads(dout), lse, inner], *ctx.settings
-        )
-        return (*gradients, None, None, None, None, None)
+        given = [query, key, value], bias, mask, seeds, [_as_heads(dout), lse, inner], *ctx.settings
+        dbias = torch.ops.simfl.attend_backward_bias(*given) if ctx.needs_input_grad[3] else None
+        return (*torch.ops.simfl.attend_backward(*given), _sum_to(dbias, bias), None, None, None, None)
+
+
+def _sum_to(gradient: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Sum a gradient [n, H, L, S] over the axes along which the bias has one value for all."""
+    if gradient is None or bias is None or gradient.shape == bias.shape:
+        return gradient
+    return gradient.sum_to_size(bias.shape)
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,9 @@ class _Launch:
     mask: Tensor | None
     seeds: Tensor | None
     scale: float
-    numbers: list[int]  # layer's salt, positions before the batch part, examples of a client, dropped share, exact
+    numbers: list[
+        int
+    ]  # layer's salt, positions before the batch part, examples of a client, whole size, dropped, exact
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -115,16 +132,18 @@ class _Launch:
     @property
     def scalars(self) -> tuple[float, ...]:
         """Sizes, the scale and the settings of dropout."""
-        salt, first, examples, dropped, _ = self.numbers
+        *places, dropped, _ = self.numbers
         heads, length = self.query.shape[1:3]
-        return heads, length, self.key.shape[2], self.scale, salt, first, examples, dropped, keep_scale(dropped)
+        return heads, length, self.key.shape[2], self.scale, *places, dropped, keep_scale(dropped)
 
     @property
     def bias_strides(self) -> tuple[int, ...]:
-        """Strides of bias and mask broadcast to [B, H, L, S]: 0 where one value serves all."""
-        size = (*self.query.shape[:3], self.key.shape[2])
-        pair = (self.bias, self.mask)
-        return tuple(step for t in pair for step in ((0, 0, 0, 0) if t is None else t.expand(size).stride()))
+        """Examples that share a bias, and the strides of bias and mask: 0 where one value serves all."""
+        size = (*self.query.shape[1:3], self.key.shape[2])
+        rows = (len(self.query) if self.bias is None else len(self.bias)), len(self.query)
+        pair = zip((self.bias, self.mask), rows, strict=True)
+        steps = [(0, 0, 0, 0) if t is None else t.expand(count, *size).stride() for t, count in pair]
+        return len(self.query) // rows[0], *steps[0], *steps[1]
 
     def strides(self, output: Tensor) -> tuple[int, ...]:
         """Strides over example, head and row of the inputs and the output; gradients have those of their tensors."""
@@ -135,7 +154,7 @@ class _Launch:
         """The kernels' constants: BIASED, MASKED (0, 1 by key alone, 2 by query too), DROPS, the depth and tiles."""
         masked = 0 if self.mask is None else 1 if self.mask.shape[-2] == 1 else 2
         depth = self.query.shape[-1]
-        return self.bias is not None, masked, self.numbers[3] > 0, depth, self.query_tile, self.key_tile
+        return self.bias is not None, masked, self.numbers[-2] > 0, depth, self.query_tile, self.key_tile
 
     @property
     def query_tile(self) -> int:
@@ -150,7 +169,7 @@ class _Launch:
     @property
     def products(self) -> str:
         """Precision of float32 products: TF32 keeps 10 bits of each factor, three of them all 23; halves are exact."""
-        return "tf32x3" if self.numbers[4] else "tf32"
+        return "tf32x3" if self.numbers[-1] else "tf32"
 
 
 # An operator's schema knows no dataclass, so query, key and value are a list, and so are dout, lse and inner.
@@ -203,6 +222,43 @@ def _(
     scale: float, numbers: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(qkv[0]), torch.empty_like(qkv[1]), torch.empty_like(qkv[2])
+
+
+@torch.library.custom_op("simfl::attend_backward_bias", mutates_args=())
+def _attend_backward_bias(
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
+    scale: float, numbers: list[int],
+) -> Tensor:  # fmt: skip
+    """Return the gradient of the bias, [n, H, L, S] in its dtype, from the same arguments."""
+    query, key, value = map(_as_heads, qkv)
+    dout, lse, inner = _as_heads(upstream[0]), upstream[1], upstream[2]
+    dbias, launch = _empty_bias(query, key, bias), _Launch(query, key, value, bias, mask, seeds, scale, numbers)
+    tiles = -(-query.shape[2] // launch.query_tile) * -(-key.shape[2] // launch.key_tile)
+    load_kernels("attention_kernels").to_bias[(tiles, len(dbias) * query.shape[1])](
+        *launch.tensors, dout, lse, inner, dbias, *launch.scalars, *launch.bias_strides, *launch.strides(dout),
+        *dbias.stride()[:3], *launch.switches, launch.products, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return dbias
+
+
+@_attend_backward_bias.register_fake
+def _(
+    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
+    scale: float, numbers: list[int],
+) -> Tensor:  # fmt: skip
+    return _empty_bias(qkv[0], qkv[1], bias)
+
+
+def _empty_bias(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Allocate the gradient of a bias, with rows that begin at multiples of 16 values, which loads and stores like."""
+    assert bias is not None
+    rows = aligned(key.shape[2])
+    return bias.new_empty((len(bias), *query.shape[1:3], rows))[..., : key.shape[2]]
+
+
+def aligned(length: int) -> int:
+    """Return the next multiple of the values that a load takes at once."""
+    return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 def _as_heads(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from simfl.models.base import constants
+from simfl.models.pair_bias import pair_bias
 from simfl.models.prompt import insert_prompt, insert_value
 from simfl.models.t5_reader import T5Reader, position_bias
 
@@ -148,21 +149,17 @@ class LayoutT5Network(T5Reader):
     def _bias(self, place: Tensor) -> Tensor:
         """Return the sum of the biases of distance in the text, across and down, [B, H, S, S].
 
-        Across and down use T5's buckets over hundredths of the page. They are looked up in one table of pairs, so that
-        the bias of all words is read, and its gradient summed, once. Under autocast it is bfloat16, as the scores are.
+        Across and down use T5's buckets over hundredths of the page. Under autocast the bias is bfloat16, as the scores
+        are.
         """
-        across, down = (self._buckets(place, axis) for axis in (0, 1))
-        pairs = self.across.weight[..., :, None, :] + self.down.weight[..., None, :, :]
-        pairs = pairs.flatten(-3, -2)  # [BUCKETS², H], or one such table for each client
-        dtype = torch.bfloat16 if self.bf16 and place.is_cuda else pairs.dtype
-        index = across * BUCKETS + down
-        clients = len(pairs) if pairs.dim() == 3 else 1
-        first = torch.arange(clients, device=index.device) * BUCKETS**2
-        index = index.unflatten(0, (clients, -1)) + first[:, None, None, None]
-        page = functional.embedding(index, pairs.reshape(-1, pairs.shape[-1]).to(dtype))
-        page = page.permute(0, 1, 4, 2, 3).contiguous()  # [clients, B / clients, H, S, S]
+        tables = tuple(own.weight if own.weight.dim() == 3 else own.weight[None] for own in (self.across, self.down))
+        clients = max(map(len, tables))
+        across, down = (self._buckets(place, axis).unflatten(0, (clients, -1)) for axis in (0, 1))
+        dtype = torch.bfloat16 if self.bf16 and place.is_cuda else tables[0].dtype
+        first, second = (table.expand(clients, -1, -1) for table in tables)
+        page = pair_bias((first, second), (across, down), dtype)
         length = place.shape[1]
-        text = position_bias(self.t5.encoder, length, length, batch=clients).to(dtype)
+        text = position_bias(self.t5.encoder, length, length).to(dtype)
         return (page + text[:, None]).flatten(0, 1)
 
     def _buckets(self, place: Tensor, axis: int) -> Tensor:

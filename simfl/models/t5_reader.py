@@ -16,7 +16,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.models.t5.modeling_t5 import T5Attention, T5DenseActDense, T5Stack
 
+from simfl.models.attention import per_example
 from simfl.models.base import bf16_autocast
+from simfl.models.fused_attention import aligned, reads_in_place
 from simfl.models.rms_norm import install_rms_norm
 from simfl.models.tokenizer import Tokenizer
 from simfl.models.transformer import MASK_SCORE, additive_mask
@@ -100,10 +102,9 @@ class T5Reader(nn.Module):
         tokens, visible, bias = self.embed(input_ids, boxes, attention_mask, pixel_values)
         mask = additive_mask(visible)
         stack = self.t5.encoder
-        # a GPU's attention reads bias and mask in place (`models.fused_attention`); elsewhere, and where the bias is
-        # trained, their sum is computed once for all blocks
-        separate = tokens.is_cuda and not bias.requires_grad
-        bias, block_mask = (bias, mask) if separate else (bias + mask.to(bias.dtype), None)
+        block_mask: Tensor | None = mask
+        if not reads_in_place(tokens):  # their sum is computed once for all blocks
+            bias, block_mask = per_example(bias, len(tokens)) + mask.to(bias.dtype), None
         hidden = stack.dropout(tokens)
         for block in stack.block:
             hidden = block(hidden, block_mask, bias)[0]
@@ -119,7 +120,7 @@ class T5Reader(nn.Module):
         """Return decoder states for `tokens`, which follow `past` cached ones."""
         stack = self.t5.decoder
         length = tokens.shape[1]
-        bias = position_bias(stack, length, past + length, past, batch=len(tokens))
+        bias = position_bias(stack, length, past + length, past)
         if cache is None:
             bias = bias + causal_mask(length, tokens.device)
         hidden = stack.dropout(self.t5.shared(tokens))
@@ -194,17 +195,42 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
     return torch.full((length, length), MASK_SCORE, device=device).triu(1)
 
 
-def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0, *, batch: int = 1) -> Tensor:
-    """Return T5's relative position bias [1, H, queries, keys], or [batch, …] if each client has its own table."""
+def position_bias(stack: T5Stack, queries: int, keys: int, past: int = 0) -> Tensor:
+    """Return T5's relative position bias [1, H, queries, keys], or [clients, …] if each client has its own table."""
     attention: T5Attention = stack.block[0].layer[0].SelfAttention
     table = attention.relative_attention_bias.weight
+    if table.is_cuda or table.is_meta:
+        return distance_bias(attention, table, queries, keys, past)
     position = torch.arange(keys, device=table.device)
-    buckets = attention._relative_position_bucket(
-        position[None, :] - position[past : past + queries, None],
+    buckets = _buckets(attention, position[None, :] - position[past : past + queries, None])
+    if table.dim() == 2:
+        return functional.embedding(buckets, table).permute(2, 0, 1)[None].contiguous()  # attention reads rows
+    return table[:, buckets].permute(0, 3, 1, 2)
+
+
+def distance_bias(attention: T5Attention, table: Tensor, queries: int, keys: int, past: int) -> Tensor:
+    """Return the same by one look-up for each distance, whose values are spread over the pairs of positions.
+
+    The gradient is a sum over pairs of equal distance. As a scatter over all pairs it takes a GPU longer than the rest
+    of the backward pass. The distance k − q is at place (k − q) mod W, so that rows of W − 1 values, cut from a
+    repetition of the W, are shifted by one each. They begin at multiples that a kernel's loads like.
+    """
+    step = aligned(queries + keys - 1)
+    place = torch.arange(step + 1, device=table.device)
+    buckets = _buckets(attention, torch.where(place < keys, place, place - step - 1) - past)
+    tables = table if table.dim() == 3 else table[None]
+    first = torch.arange(len(tables), device=table.device) * tables.shape[1]
+    values = functional.embedding(buckets + first[:, None], tables.flatten(0, 1)).transpose(1, 2)  # [n, H, W]
+    repeated = values[:, :, None].expand(-1, -1, queries, -1).flatten(2)[..., : queries * step]
+    return repeated.unflatten(2, (queries, step))[..., :keys]
+
+
+def _buckets(attention: T5Attention, distances: Tensor) -> Tensor:
+    """Return the rows of the table for distances from query to key."""
+    found: Tensor = attention._relative_position_bucket(
+        distances,
         bidirectional=not attention.is_decoder,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    if table.dim() == 2:
-        return functional.embedding(buckets, table).permute(2, 0, 1)[None].contiguous()  # attention reads rows
-    return table[:, buckets].permute(0, 3, 1, 2).repeat_interleave(batch // len(table), 0)
+    return found

@@ -72,7 +72,7 @@ class VT5Network(T5Reader):
             tokens = torch.cat([tokens, page.to(tokens.dtype)], 1)
             visible = torch.cat([visible, torch.ones_like(page[..., 0], dtype=visible.dtype)], 1)
         length = tokens.shape[1]
-        return tokens, visible, position_bias(self.t5.encoder, length, length, batch=len(tokens))
+        return tokens, visible, position_bias(self.t5.encoder, length, length)
 
     def encode_page(self, pixel_values: Tensor) -> Tensor:
         """Map uint8 pages [B, 3, H, W] to patch states [B, P, width of DiT], normalized as in DiT's training."""

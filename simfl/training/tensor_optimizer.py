@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from simfl.experiment import Local
 from simfl.protocol import State, Weights
@@ -70,6 +71,47 @@ class TensorOptimizer:
         """Clip each client's gradient ([n, …]) and step the active clients, each at its own learning rate."""
         settings, clipped = _settings(self.local), clip(gradients, self.local)
         weights, gradients = pack_small(self.weights), pack_small({name: clipped[name] for name in self.weights})
+        if self._has_kernel(weights, gradients):
+            self._step_by_kernel(weights, gradients, active, rates, settings)
+        else:
+            self._step_by_operations(weights, gradients, active, rates, settings)
+        for name, new in unpack_small(weights, self.weights).items():
+            if new is not self.weights[name]:
+                self.weights[name].copy_(new)
+
+    def _has_kernel(self, weights: Weights, gradients: Weights) -> bool:
+        """Return whether torch's fused kernel of Adam applies: on a GPU, except where a step is traced, to be fused."""
+        if self.local.optimizer.name == "sgd":
+            return False
+        return all(
+            w.is_cuda and not isinstance(w, FakeTensor) and gradients[name].dtype == w.dtype
+            for name, w in weights.items()
+        )
+
+    def _step_by_kernel(
+        self, weights: Weights, gradients: Weights, active: Tensor, rates: Tensor, settings: Settings
+    ) -> None:
+        """Step each client by a kernel that reads and writes every value once; it skips inactive clients."""
+        counts = self.moments[COUNT][COUNT]
+        counts.add_(active.to(torch.float32))
+        beta1, beta2 = settings["betas"]
+        step = torch._fused_adamw_ if self.local.optimizer.name == "adamw" else torch._fused_adam_
+        idle = 1.0 - active.to(torch.float32)
+        means, squares = self.moments["exp_avg"], self.moments["exp_avg_sq"]
+        rates = rates.to(torch.float32)
+        laid = {name: _laid_like(gradients[name], w) for name, w in weights.items()}
+        for k in range(len(rates)):
+            step(
+                [w[k] for w in weights.values()], [laid[name][k] for name in weights],
+                [means[name][k] for name in weights], [squares[name][k] for name in weights],
+                [], [counts[k]] * len(weights), lr=rates[k], beta1=beta1, beta2=beta2,
+                weight_decay=settings["weight_decay"], eps=settings["eps"], amsgrad=False, maximize=False,
+                found_inf=idle[k],
+            )  # fmt: skip
+
+    def _step_by_operations(
+        self, weights: Weights, gradients: Weights, active: Tensor, rates: Tensor, settings: Settings
+    ) -> None:
         if self.ragged or self.skips_steps:  # the gradient of an empty batch may be NaN
             gradients = {name: torch.where(_along(active, g), g, 0.0) for name, g in gradients.items()}
             rates = rates * active
@@ -79,9 +121,6 @@ class TensorOptimizer:
             self._step_sgd(weights, gradients, active, rates, settings)
         else:
             self._step_adam(weights, gradients, active, rates, settings)
-        for name, new in unpack_small(weights, self.weights).items():
-            if new is not self.weights[name]:
-                self.weights[name].copy_(new)
 
     def _step_sgd(
         self, weights: Weights, gradients: Weights, active: Tensor, rates: Tensor, settings: Settings
@@ -165,6 +204,11 @@ def load_moments(local: Local, weights: Weights, saved: list[State]) -> State:
 
 def _settings(local: Local) -> Settings:
     return {**SETTINGS[local.optimizer.name], **local.optimizer.settings}
+
+
+def _laid_like(gradient: Tensor, w: Tensor) -> Tensor:
+    """Return the gradient in the memory layout of the weight, which a fused kernel demands."""
+    return gradient if gradient.stride() == w.stride() else torch.empty_like(w).copy_(gradient)
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:

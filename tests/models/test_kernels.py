@@ -75,26 +75,32 @@ def test_the_dropout_kernel_drops_the_positions_of_the_hash(groups: int, count: 
 @pytest.mark.parametrize(
     ("kind", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bf16"]
 )
-@pytest.mark.parametrize(("rows", "columns", "rate"), [(100, 200, 0.1), (16, 16, 0.2), (5, 80, 0.0)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "rate", "biases", "cut"),
+    [(100, 200, 0.1, 1, None), (16, 16, 0.2, 2, None), (5, 80, 0.0, 6, None), (70, 70, 0.3, 2, (70, 96))],
+)
 def test_fused_attention_equals_attention(
-    kind: torch.dtype, tolerance: float, rows: int, columns: int, rate: float
+    kind: torch.dtype, tolerance: float, rows: int, columns: int, rate: float, biases: int, cut: tuple[int, int] | None
 ) -> None:
     groups, batch, heads, depth = 2, 3, 4, 32
     sizes = (rows, columns, columns)
     q, k, v = (
         torch.randn(groups * batch, heads, n, depth, device="cuda", dtype=kind, requires_grad=True) for n in sizes
     )
-    bias = torch.randn(1, heads, rows, columns, device="cuda")
+    wide = torch.randn(biases, heads, rows, fused_attention.aligned(columns), device="cuda", requires_grad=True)
+    bias = wide[..., :columns]
     mask = torch.zeros(groups * batch, 1, 1, columns, device="cuda")
     mask[..., -3:] = -1e9
     keys = torch.tensor(KEYS[:groups], device="cuda")
-    with call_context(ModelCall(keys, groups)):
+    shape = (batch, heads, rows, columns)
+    with call_context(ModelCall(keys, groups, cut=cut)):
         out = fused_attention.attend(q, k, v, bias, mask, 0.125, rate, 7)
-        keep, share = dropout.keyed_keep(keys, 7, batch * heads * rows * columns, rate)
-    a, b, c = (t.detach().double().requires_grad_() for t in (q, k, v))
-    weights = (a @ b.transpose(2, 3) * 0.125 + bias + mask).softmax(-1)
+        keep, share = dropout.keyed_keep_at(keys, 7, shape, ModelCall(cut=cut).whole_shape(shape), rate)
+    a, b, c, d = (t.detach().double().requires_grad_() for t in (q, k, v, bias))
+    weights = (a @ b.transpose(2, 3) * 0.125 + d.repeat_interleave(len(q) // biases, 0) + mask).softmax(-1)
     right = (weights * keep.reshape(weights.shape).double() / share) @ c
     slope = torch.randn_like(out)
-    given = (out, *torch.autograd.grad(out, (q, k, v), slope))
-    wanted = (right, *torch.autograd.grad(right, (a, b, c), slope.double()))
+    given = (out, *torch.autograd.grad(out, (q, k, v, wide), slope))
+    wanted = (right, *torch.autograd.grad(right, (a, b, c, d), slope.double()))
+    given = (*given[:4], given[4][..., :columns])
     assert max(relative_error(x, y) for x, y in zip(given, wanted, strict=True)) < tolerance

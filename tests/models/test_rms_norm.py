@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Config, T5ForConditionalGeneration, T5LayerNorm
 
-from simfl.models.rms_norm import RmsNorm, _FusedNorm, install_rms_norm, normalize
+from simfl.models.rms_norm import RmsNorm, _FusedNorm, fused_norm, install_rms_norm, normalize
 
 
 def test_rms_norm_equals_transformers_norm() -> None:
@@ -47,3 +47,17 @@ def test_the_norm_kernel_equals_torchs_operations(kind: torch.dtype, half: bool)
     assert torch.allclose(given.float(), right.float(), rtol=close, atol=close)
     mine, own = (torch.autograd.grad(y, x, slope)[0].float() for y in (given, right))
     assert torch.allclose(mine, own, rtol=close, atol=10 * close)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("clients", [1, 3])
+def test_the_norm_kernel_has_the_gradient_of_each_clients_weight(clients: int) -> None:
+    draw = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(6, 19, 100, generator=draw, device="cuda").requires_grad_()
+    weight = torch.randn(clients, 100, generator=draw, device="cuda").requires_grad_()
+    given = fused_norm(x, weight if clients > 1 else weight[0], 1e-6)
+    right = normalize(x, 1e-6) * weight.repeat_interleave(6 // clients, 0)[:, None]
+    slope = torch.randn(right.shape, generator=draw, device="cuda")
+    pairs = zip(*(torch.autograd.grad(y, (x, weight), slope) for y in (given, right)), strict=True)
+    assert torch.allclose(given, right, rtol=1e-5, atol=1e-5)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)

@@ -12,13 +12,14 @@ import torch
 from fakes import run
 from training.test_modes import small
 
-from simfl.experiment import Experiment
+from simfl.experiment import Experiment, Local
 from simfl.optimizers.local import LocalOptimizer
 from simfl.runs import checkpoint
 from simfl.runs.snapshot import Snapshot
 from simfl.training import compiled
 from simfl.training.client_updates import _copy_shared
 from simfl.training.context import PhaseContext
+from simfl.training.tensor_optimizer import TensorOptimizer, init_moments
 
 ON_CPU = [("mlp", "fedavg"), ("mlp", "scaffold"), ("mlp", "ditto"), ("cnn", "moon"), ("vt5", "feddat")]
 ON_GPU = [*ON_CPU, ("mlp", "crd"), ("mlp", "fedkd"), ("cnn", "fedavg"), ("vt5", "fedavg"), ("vt5", "fedp3")]
@@ -91,6 +92,27 @@ def test_tensor_optimizers_step_like_those_of_torch(
     written = model(given, tmp_path / "written")
     monkeypatch.setattr("simfl.runtime.worker.compiled_steps", everywhere("eager"))
     assert gap(model(given, tmp_path / "program"), written) < 2e-5
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[2:], ids=lambda o: o.name)
+def test_torchs_kernel_steps_like_the_tensor_operations(
+    monkeypatch: pytest.MonkeyPatch, optimizer: LocalOptimizer
+) -> None:
+    draw, local = torch.Generator().manual_seed(0), Local(optimizer, learning_rate=0.01)
+    shapes = {"a": (7, 5), "b": (11,), "c": (4, 3, 2)}
+    start = {name: torch.randn(3, *shape, generator=draw) for name, shape in shapes.items()}
+    steps = [{name: torch.randn(3, *shape, generator=draw) for name, shape in shapes.items()} for _ in range(4)]
+    found = []
+    for kernel in (False, True):
+        monkeypatch.setattr(TensorOptimizer, "_has_kernel", lambda *_, kernel=kernel: kernel)
+        weights = {name: t.clone() for name, t in start.items()}
+        own = TensorOptimizer(local, weights, init_moments(local, weights, 3), ragged=True, skips_steps=True)
+        for number, gradients in enumerate(steps):
+            gradients = {**gradients, "a": gradients["a"].mT.contiguous().mT}  # laid out as a product leaves it
+            active = torch.tensor([True, number % 2 == 0, number == 3])
+            own.step(gradients, active, torch.tensor([0.01, 0.005, 0.02]))
+        found.append([*weights.values(), *(t for group in own.moments.values() for t in group.values())])
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=2e-6) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.gpu
