@@ -188,6 +188,32 @@ def test_ray_starts_in_the_usual_way_without_the_package(ray: FakeModule, monkey
     starts_in_the_usual_way(ray)
 
 
+def test_hook_of_ray_for_uncaught_errors_is_removed(ray: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = importlib.import_module("ray._private.worker")
+    monkeypatch.setattr(sys, "excepthook", worker.custom_excepthook)
+    cluster.connect(None)
+    assert sys.excepthook is worker.normal_excepthook
+
+    def own(*error: object) -> None: ...
+
+    monkeypatch.setattr(sys, "excepthook", own)
+    cluster.connect(None)
+    assert sys.excepthook is own
+
+
+@pytest.mark.slow
+def test_script_shows_the_error_that_ends_it_while_ray_is_stopped() -> None:
+    """Three times: with Ray's own hook, most of such scripts ended without a message."""
+    code = (
+        "from simfl.errors import ConfigError\nfrom simfl.runtime.ray import cluster\n"
+        "with cluster.started(None):\n    cluster.connect(None)\n    raise ConfigError('the cause')"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1
+        assert done.stderr.endswith("ConfigError: the cause\n"), done.stderr
+
+
 def starts_in_the_usual_way(ray: FakeModule) -> None:
     """Assert that `ray.init` starts Ray in this process, and only when it is needed."""
     with cluster.start_early("ray", None):

@@ -330,9 +330,21 @@ def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> Ray
                     ray.init("local", include_dashboard=False, num_cpus=machine.cpus(), **QUIET)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(f"--address: no Ray cluster answers at {address!r}: {last_line(error)}") from None
+        _restore_excepthook()
         if faststart is not None and faststart.enabled():
             faststart.mute_errors()
     return ray
+
+
+def _restore_excepthook() -> None:
+    """Replace Ray's hook for uncaught errors by the one before it.
+
+    It reports to Ray before it prints, and Ray ends the process without a traceback if it is being stopped meanwhile,
+    as it is after an error.
+    """
+    worker = sys.modules.get("ray._private.worker")
+    if sys.excepthook is getattr(worker, "custom_excepthook", None):
+        sys.excepthook = getattr(worker, "normal_excepthook", sys.__excepthook__)
 
 
 def _check_space(folder: str) -> None:
