@@ -5,6 +5,7 @@ cifar     CNN, 1.6 M, 32×32         1,000          50  50 images           10  
 femnist   CNN, 1.2 M, 28×28, 62     3,400         100  30 images           10  SGD
 t5_lora   T5-base, 512 tokens       60              6  30 texts            10  LoRA r = 6 on q, v, AdamW
 vt5_full  VT5-base, 512 tokens      20              2  8 pages              4  AdamW, page reader frozen
+          vt5_full_16, vt5_full_32: two batches of 16 and 32 pages a client
 vilt      ViLT-base, 384×384        20              4  32 pairs             8  bottleneck adapters, AdamW
 feddat    ViLT-base, 384×384        20              4  32 pairs             8  dual adapters of FedDAT, AdamW
 dp        CNN of femnist            100             2  50 units of 30      10  SGD, clipped units, noise
@@ -207,11 +208,11 @@ def t5_lora(dropout: float) -> Experiment:
     return experiment("t5_lora", Numbered(1800), Iid(clients=60), model, training, 8)
 
 
-def vt5_full() -> Experiment:
-    """Return a VT5 that trains all parameters except those of the page reader."""
+def vt5_full(name: str = "vt5_full", batch: int = 4) -> Experiment:
+    """Return a VT5 that trains all parameters except those of the page reader, on two batches of each client."""
     model = VT5(size="base", vocab_size=32_128, precision="bf16")
-    training = phase(Reading(page=True), Local(ADAMW, learning_rate=1e-4, batch_size=4), 2)
-    return experiment("vt5_full", Numbered(160), Iid(clients=20), model, training, 2)
+    training = phase(Reading(page=True), Local(ADAMW, learning_rate=1e-4, batch_size=batch), 2)
+    return experiment(name, Numbered(40 * batch), Iid(clients=20), model, training, 2)
 
 
 def vilt(name: str, adapters: tuple[str, ...], algorithm: Algorithm) -> Experiment:
@@ -265,6 +266,8 @@ WORKS: Mapping[str, Experiment] = {
     "t5_lora": t5_lora(dropout=0.0),
     "t5_lora_dropout": t5_lora(dropout=0.1),
     "vt5_full": vt5_full(),
+    "vt5_full_16": vt5_full("vt5_full_16", 16),
+    "vt5_full_32": vt5_full("vt5_full_32", 32),
     "vilt": vilt("vilt", ("shared",), FedAvg()),
     "feddat": vilt("feddat", ("shared", "client"), FedDat()),
     "dp": dp(),

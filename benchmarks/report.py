@@ -97,21 +97,25 @@ def clients_table(found: dict[str, Any], _: str) -> str:
 
 
 def gpu_table(rows: list[dict[str, Any]], _: str) -> str:
-    """Format works of published size on one GPU, one row per program."""
-    cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows})
+    """Format works of published size on one GPU, one row per program, then the plain training loop."""
+    cards = sorted({f"{row['gpu']}, torch {row['torch']}" for row in rows if "gpu" in row})
     lines = [
         f"`python -m benchmarks.gpu`, {measured_on(gpu.LATEST)}, inline, {'; '.join(cards)}.",
         "",
-        "| work | program | deterministic | rounds / s | clients / s | examples / s"
+        "| work | program | deterministic | rounds / s | clients / s | examples / s | MFU | to plain PyTorch"
         " | first two rounds, s | peak, GiB |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        deterministic = "–" if row["deterministic"] is None else str(row["deterministic"]).lower()
+        deterministic = "–" if row.get("deterministic") is None else str(row["deterministic"]).lower()
+        plain = row["work"] == "plain_t5"
+        name = f"plain T5, batch {row['batch']}" if plain else row["work"]
+        rates = "– | –" if plain else f"{row['rounds_per_second']:.1f} | {_short(row['clients_per_second'])}"
+        share = "–" if row.get("mfu") is None else f"{100 * row['mfu']:.1f} %"
+        ratio = f"{row['ratio_to_plain']:.2f}" if "ratio_to_plain" in row else "–"
         lines.append(
-            f"| {row['work']} | {row['program']} | {deterministic} | {row['rounds_per_second']:.1f}"
-            f" | {_short(row['clients_per_second'])} | {_short(row['examples_per_second'])}"
-            f" | {row['start_seconds']:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
+            f"| {name} | {row['program']} | {deterministic} | {rates} | {_short(row['examples_per_second'])}"
+            f" | {share} | {ratio} | {row['start_seconds']:.1f} | {row['peak_bytes'] / 2**30:.1f} |"
         )
     return "\n".join(lines)
 

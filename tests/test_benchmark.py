@@ -87,12 +87,20 @@ def test_the_gpu_table_names_gpu_and_program(tmp_path: Path, monkeypatch: pytest
     row: dict[str, Any] = {
         "work": "cifar", "program": "graph", "deterministic": False, "rounds_per_second": 50.0,
         "clients_per_second": 2500.0, "examples_per_second": 125_000.0, "start_seconds": 2.0,
-        "peak_bytes": 3 * 2**30, "gpu": "Card", "torch": "2.11",
+        "peak_bytes": 3 * 2**30, "gpu": "Card", "torch": "2.11", "mfu": 0.25,
     }  # fmt: skip
+    plain = {
+        "work": "plain_t5", "program": "compiled", "batch": 8, "examples_per_second": 250.0, "mfu": None,
+        "start_seconds": 30.0, "peak_bytes": 2**30,
+    }  # fmt: skip
+    vt5 = row | {"work": "vt5_full", "examples_per_second": 125.0}
+    gpu.add_ratios([vt5], [plain])
     monkeypatch.setattr(gpu, "LATEST", tmp_path)
-    text = report.gpu_table([row, row | {"program": "pfl-research × 1", "deterministic": None}], "")
+    text = report.gpu_table([row, row | {"program": "pfl-research × 1", "deterministic": None}, vt5, plain], "")
     assert "Card, torch 2.11" in text
-    assert "| cifar | graph | false | 50.0 | 2500 | 125000 | 2.0 | 3.0 |" in text
+    assert "| cifar | graph | false | 50.0 | 2500 | 125000 | 25.0 % | – | 2.0 | 3.0 |" in text
+    assert "| vt5_full | graph | false | 50.0 | 2500 | 125 | 25.0 % | 0.50 | 2.0 | 3.0 |" in text
+    assert "| plain T5, batch 8 | compiled | – | – | – | 250 | – | – | 30.0 | 1.0 |" in text
     assert "| cifar | pfl-research × 1 | – | 50.0 |" in text
 
 
