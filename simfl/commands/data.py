@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +14,16 @@ import click
 
 from simfl import files
 from simfl.commands import options
+from simfl.commands.output import json_option, print_json, print_table
+from simfl.errors import ConfigError
+from simfl.yaml_text import in_one_line
 
 if TYPE_CHECKING:
     from simfl.data.base import Data, Dataset
+    from simfl.data.check import ColumnUse
 
 SUSPICIOUS = 1  # exit code: something in the data looks wrong
+SHOWN_CLASSES = 8
 settings = options.overrides("Override a setting, e.g. image_size=64.")
 
 
@@ -26,7 +33,7 @@ def data() -> None:
 
 
 @data.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_(as_json: bool) -> None:
     """List the data sets with their required settings and published sizes."""
     from simfl.config import catalogue
@@ -47,13 +54,15 @@ def list_(as_json: bool) -> None:
 
 @data.command()
 @click.argument("target")
-@click.option("--as", "format_", metavar="FORMAT", help="Name of a data set, see simfl data list, if TARGET is a path.")
+@click.option(
+    "--as", "format_", metavar="FORMAT", help="Reader of a path, see simfl data list.  [default: by its files]"
+)
 @settings
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def check(target: str, format_: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
     """Read the data set TARGET, count its contents and report what looks wrong. Nothing is stored.
 
-    TARGET is a path (with --as), package.module:name in Python, or the file of an experiment.
+    TARGET is a file or a folder of data, package.module:name in Python, or the file of an experiment.
     """
     import tempfile
 
@@ -63,18 +72,59 @@ def check(target: str, format_: str | None, overrides: tuple[str, ...], as_json:
     with tempfile.TemporaryDirectory() as folder:
         found = check_dataset(component.preview(Path(folder)))
     if as_json:
-        click.echo(json.dumps({"counts": found.counts, "findings": [asdict(f) for f in found.findings]}, indent=1))
+        columns = asdict(found.columns)
+        content = {"counts": found.counts, "columns": columns, "findings": [asdict(f) for f in found.findings]}
+        print_json("data-check", content | {"passed": found.passed})
         return 0 if found.passed else SUSPICIOUS
     names = list(dict.fromkeys(name for counts in found.counts.values() for name in counts))
     print_table(
         ("split", *names), [(s, *(f"{c[n]:,}" if n in c else "" for n in names)) for s, c in found.counts.items()]
     )
+    click.echo("")
+    print_columns(found.columns, component)
     if found.findings:
         click.echo("")
         rows = [("!" if f.is_error else "", f.split, f"{f.count:,}", f.message, f.example) for f in found.findings]
         print_table(("", "split", "count", "finding", "example"), rows)
     click.echo(f"\n{'no problem found' if found.passed else 'lines marked ! look wrong'}")
     return 0 if found.passed else SUSPICIOUS
+
+
+def print_columns(use: ColumnUse, component: Data) -> None:
+    """Print how the columns of a data set are used, and how an experiment file names it."""
+    read = [name if name == theirs else f"{name} ({theirs})" for name, theirs in use.read.items()]
+    lines = [("read", ", ".join(read))]
+    if use.classes:
+        shown = ", ".join(use.classes[:SHOWN_CLASSES]) + (", …" if len(use.classes) > SHOWN_CLASSES else "")
+        lines.append(("classes", f"{len(use.classes)}: {shown}"))
+    if use.kept:
+        by = f"partition: {{by: natural, column: {use.kept[0]}}}"
+        lines.append(("kept", f"{', '.join(use.kept)}; one client for each value: {by}"))
+    lines += [
+        ("hint", f"{role} could be {name!r}: --set columns.{role}={name}") for role, name in use.suggested.items()
+    ]
+    if written := _yaml(component):
+        lines.append(("data", written))
+    for name, text in lines:
+        click.echo(f"{name:<9}{text}")
+
+
+def _yaml(component: Data) -> str:
+    """Return the key `data` of an experiment file in one line; empty for data from Python."""
+    from simfl.config import fields
+
+    try:
+        given = fields.written(component)
+    except ConfigError:
+        return ""
+    defaults = {f.name: fields.default(f) for f in dataclasses.fields(component)}
+    defaults |= _quick(str(given.get("name")))  # settings of this command alone
+    plain = {name: value for name, value in given.items() if name not in defaults or value != _plain(defaults[name])}
+    return in_one_line(plain | ({"path": given["path"]} if "path" in given else {}))
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @data.command("build")
@@ -107,16 +157,23 @@ def _documents(dataset: Dataset, split: str) -> str:
 
 def _target(target: str, format_: str | None, overrides: tuple[str, ...]) -> Data:
     """Return the component that reads TARGET."""
-    if format_ is not None:
-        if not Path(target).exists():
+    from simfl.data.readers.detect import detect_reader
+
+    path = Path(os.path.expandvars(target)).expanduser()
+    if format_ is not None or (path.exists() and path.suffix not in (".yaml", ".yml")):
+        if not path.exists():
             raise click.BadParameter(f"Path {target!r} does not exist.", param_hint="'TARGET'")
-        return _component(format_, {"path": target} | _quick(format_), overrides)
+        found = {"name": format_} if format_ is not None else detect_reader(path)
+        name = str(found.pop("name"))
+        return _component(name, {"path": target} | _quick(name) | found, overrides)
     if Path(target).suffix in (".yaml", ".yml"):
         from simfl import config
 
         return config.load(Path(target), overrides).data
     if ":" not in target:
-        raise click.UsageError(f"{target!r} is neither package.module:name nor a .yaml file; a path needs --as FORMAT")
+        raise click.UsageError(
+            f"{target!r} is no file or folder, no package.module:name, and no .yaml file of an experiment"
+        )
     from simfl import imports
     from simfl.data.base import Data
 
@@ -150,10 +207,3 @@ def _quick(name: str) -> dict[str, object]:
     if "image_size" in hints:
         quick["image_size"] = 0 if hints["image_size"] in (int, NonNegativeInt) else 16
     return quick
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with aligned columns."""
-    widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import files
-from simfl.commands.data import print_table, settings
+from simfl.commands.data import settings
+from simfl.commands.output import print_table
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:

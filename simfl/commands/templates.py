@@ -77,7 +77,7 @@ def _standalone(path: Path) -> str:
     """Return the text of an experiment file; if it extends another one, its comment and the merged settings."""
     from simfl import config
     from simfl.config.inheritance import BASE
-    from simfl.config.yaml_text import dumped
+    from simfl.yaml_text import dumped
 
     text = path.read_text(encoding="utf-8")
     if not re.search(rf"^{BASE}:", text, re.MULTILINE):

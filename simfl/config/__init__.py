@@ -10,7 +10,7 @@ from simfl.config.fields import read, written
 from simfl.config.inheritance import base_file, files, keys_of, relative_file, settings, whole
 from simfl.config.overrides import assignment, overridden, override, resolve, with_settings
 from simfl.config.rules import check
-from simfl.config.yaml_text import dumped, read_yaml
+from simfl.yaml_text import dumped, read_yaml
 from simfl.experiment import Experiment
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simfl.config.fields import shown
 from simfl.config.overrides import with_settings
-from simfl.config.yaml_text import read_yaml
+from simfl.yaml_text import read_yaml
 from simfl.errors import ConfigError, nearest
 
 BASE = "experiment"  # key that names the base file

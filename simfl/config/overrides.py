@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from simfl.config.fields import RENAMED_KEYS, shown
-from simfl.config.yaml_text import parsed
+from simfl.yaml_text import parsed
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment, Phase
 

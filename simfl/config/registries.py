@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from simfl import imports
@@ -18,6 +19,7 @@ class RegistrySpec:
     base: str  # base class
     table: str  # registry of the components by name
     key: str = "name"  # key that names a component in YAML
+    other_names: Mapping[str, str] = field(default_factory=dict)  # other names of components in YAML
     wrap: str = ""  # function that turns a Python object into a component; it returns None for unknown objects
 
     @property
@@ -51,6 +53,7 @@ class RegistrySpec:
     def _named(self, name: str, path: str) -> Any:
         if ":" in name:
             return imports.import_object(name, path)
+        name = self.other_names.get(name, name)
         if name not in self.components:
             raise ConfigError(f"{path}: unknown {name!r}; {nearest(name, self.components)}")
         return self.components[name]
@@ -81,6 +84,7 @@ REGISTRIES: dict[str, RegistrySpec] = {
         "simfl.data.partition.partitioners:Partitioner",
         "simfl.data.partition.partitioners:PARTITIONERS",
         key="by",
+        other_names={"column": "natural"},
         wrap="simfl.data.partition.by_hand:wrap",
     ),
     "pruners": RegistrySpec("simfl.sweeps.pruners:Pruner", "simfl.sweeps.pruners:PRUNERS"),

@@ -16,6 +16,15 @@ HELD_OUT = "heldout"  # name by which the held-out examples of clients are evalu
 DATA_SHA256 = b"simfl.data_sha256"  # schema metadata key of the examples: the hash of the whole data set
 CLASSES = b"simfl.classes"  # schema metadata key of the examples: names of the classes of text labels, a JSON list
 
+SPLIT_NAMES = {  # other names of simfl's splits, in files, folders and mappings
+    "training": "train",
+    "val": "valid",
+    "validation": "valid",
+    "dev": "valid",
+    "eval": "valid",
+    "testing": "test",
+}
+
 QUESTIONS = pa.schema(
     [
         ("id", pa.string()),
@@ -60,6 +69,11 @@ WORD_IMAGES = pa.schema(
         ("source", pa.string()),  # name of the source data set
     ]
 )
+
+
+def split_name(name: str) -> str:
+    """Return simfl's name of a split: `valid` for `validation`; any other name is unchanged."""
+    return SPLIT_NAMES.get(name.lower(), name)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from simfl.data import leaks
-from simfl.data.base import Dataset, Split
+from simfl.data.base import DOCUMENTS, QUESTIONS, TRAIN, WORD_IMAGES, Dataset, Split
+from simfl.data.base import IMAGES as DATA_IMAGES
 from simfl.data.classes import class_fault
+from simfl.data.io.roles import ROLES, suggested_columns
 from simfl.data.partition.base import column
 from simfl.data.soundness import IMAGES, STORED, STRUCTURAL, find_faults
 
+READ = {*QUESTIONS.names, *DOCUMENTS.names, *DATA_IMAGES.names, *WORD_IMAGES.names, *ROLES}  # by objectives
+SUGGESTED_ROWS = 200  # rows that suggestions for columns look at
 GROUPS = ("provider", "client", "label", "field", "domain", "source", "stage", "scene", "dataset")
 
 
@@ -32,11 +36,22 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class ColumnUse:
+    """How the columns of the split train are used."""
+
+    read: dict[str, str]  # simfl's name -> column of the source
+    kept: tuple[str, ...]  # further columns, to partition or to group by
+    suggested: dict[str, str]  # a role that no column has -> the kept column that could have it
+    classes: tuple[str, ...]  # names of the classes
+
+
+@dataclass(frozen=True)
 class DatasetReport:
-    """Counts and findings of a data set."""
+    """Counts, findings and columns of a data set."""
 
     counts: dict[str, dict[str, int]]  # by split
     findings: tuple[Finding, ...]
+    columns: ColumnUse
 
     @property
     def passed(self) -> bool:
@@ -55,7 +70,29 @@ def check_dataset(dataset: Dataset) -> DatasetReport:
         found += [*_check_examples(name, split), *_check_pages(name, split), *_check_clients(name, split)]
     found += [*_card_findings(dataset, "dropped"), *_card_findings(dataset, "noted"), *_check_overlap(dataset)]
     counts = {name: _counts(split) for name, split in dataset.splits.items()}
-    return DatasetReport(counts, tuple(finding for finding in found if finding.count))
+    return DatasetReport(counts, tuple(finding for finding in found if finding.count), _column_use(dataset))
+
+
+def _column_use(dataset: Dataset) -> ColumnUse:
+    train = dataset.splits.get(TRAIN) or next(iter(dataset.splits.values()))
+    tables = [train.examples, *([] if train.documents is None else [train.documents])]
+    names = dict.fromkeys(name for table in tables for name in table.column_names)
+    roles = dataset.card.get("roles")
+    given = {str(role): theirs for role, theirs in roles.items()} if isinstance(roles, Mapping) else {}
+    read = {name: _source(given.get(name, name)) for name in names if name in READ}
+    kept = tuple(name for name in names if name not in READ)
+    values = {
+        n: train.examples[n].slice(0, SUGGESTED_ROWS).to_pylist() for n in kept if n in train.examples.column_names
+    }
+    listed = dataset.card.get("columns")
+    present = listed[TRAIN] if isinstance(listed, Mapping) and TRAIN in listed else list(read)
+    suggested = suggested_columns(values, present)
+    classes = dataset.card.get("classes")
+    return ColumnUse(read, kept, suggested, tuple(map(str, classes)) if isinstance(classes, (list, tuple)) else ())
+
+
+def _source(given: object) -> str:
+    return ", ".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
 
 
 def _class_findings(dataset: Dataset) -> list[Finding]:

@@ -47,9 +47,12 @@ def test_rows_are_given_as_lists_mappings_or_ranges(given: object) -> None:
     assert rows(given) == LISTS
 
 
-def test_ranges_and_empty_clients_are_allowed() -> None:
-    assert rows([range(3), [], range(9, 10)]) == [[0, 1, 2], [], [9]]
-    assert rows({"by": "rows", "rows": ["0-2", "", "9"]}) == [[0, 1, 2], [], [9]]
+def test_ranges_and_declared_empty_clients_are_allowed() -> None:
+    given = {"rows": [range(3), [], range(9, 10)]}
+    assert rows({**given, "empty_clients": True}) == [[0, 1, 2], [], [9]]
+    with pytest.raises(ConfigError, match="client 1: it has no row"):
+        rows(given)
+    assert rows({"by": "rows", "rows": ["0-2", "", "9"], "empty_clients": True}) == [[0, 1, 2], [], [9]]
 
 
 @pytest.mark.parametrize("given", [LISTS, {"a": LISTS[0], "b": LISTS[1]}])

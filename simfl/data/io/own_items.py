@@ -22,6 +22,7 @@ from simfl.errors import DataError
 from simfl.generators.watched import Generators
 
 NAMES = {"x": "features", "y": "label"}  # columns that simfl's objectives read
+NAMED = ("client", "group", "provider", "domain", "user", "source")  # names of any type, also of several types
 Columns = dict[str, Sequence[Any]]
 
 
@@ -161,8 +162,11 @@ def _to_arrow(name: str, values: Sequence[Any], where: str) -> tuple[pa.Array, F
         values = _single_labels(values)
     if name == "features" or (len(values) and getattr(values[0], "shape", None)):
         return _flatten(name, values, where)
+    plain = [value.item() if hasattr(value, "item") else value for value in values]
+    if name in NAMED and len({type(value) for value in plain if value is not None}) > 1:
+        plain = [None if value is None else str(value) for value in plain]
     try:
-        array = pa.array([value.item() if hasattr(value, "item") else value for value in values])
+        array = pa.array(plain)
     except (pa.ArrowException, OverflowError, ValueError) as error:
         raise DataError(f"{where}: column {name!r}: {str(error).splitlines()[0]}") from None
     return (_label_array(array) if name == "label" else array), None

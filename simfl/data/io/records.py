@@ -34,11 +34,11 @@ def resolve_folder(path: str) -> Path:
     return root
 
 
-def resolve_file(path: str) -> Path:
+def resolve_file(path: str, setting: str = "data") -> Path:
     """Return the file that a setting names, with `~` and `$VARIABLES` expanded; DataError if it does not exist."""
     found = Path(os.path.expandvars(path)).expanduser()
     if not found.is_file():
-        raise DataError(f"data: {found} is not a file")
+        raise DataError(f"{setting}: {found} is not a file")
     return found
 
 

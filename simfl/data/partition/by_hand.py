@@ -8,9 +8,9 @@ partition: {by: rows, rows: ["0-2", "3,4"]}       in a file; a text lists rows a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class ByHand(Partitioner):
         tuple[object, ...] | Mapping[str, object]
     ) = ()  # lists of rows, or texts such as "0-5,7"; or a mapping from names of clients to them
     shared_documents: bool = False  # true: questions about one document may belong to several clients
+    empty_clients: bool = False  # true: a client may have no row
     example: ClassVar[Mapping[str, object]] = {"rows": ["0-59", "60-99", "100-119"], "shared_documents": True}
 
     def split(self, split: Split, seed: int) -> Partition:
@@ -38,27 +39,10 @@ class ByHand(Partitioner):
         rows = self._rows_of_clients()
         if not rows:
             raise ConfigError("partition.rows: missing; give a list of rows for each client")
-        owner = np.full(len(split), -1, np.int64)
-        for client, own in enumerate(rows):
-            wrong = own[(own < 0) | (own >= len(owner))]
-            if len(wrong):
-                raise ConfigError(
-                    f"{self._where(client)}: row {wrong[0]}, but the split has rows 0 to {len(owner) - 1}"
-                )
-            values, counts = np.unique(own, return_counts=True)
-            if (counts > 1).any():
-                raise ConfigError(f"{self._where(client)}: row {values[counts > 1][0]} is listed twice")
-            taken = own[owner[own] >= 0]
-            if len(taken):
-                raise ConfigError(f"{self._where(client)}: row {taken[0]} is also in client {owner[taken[0]]}")
-            owner[own] = client
-        if not self.shared_documents:
-            try:
-                check_document_owners(split, owner)
-            except DataError as error:
-                raise DataError(f"{error}; allowed with shared_documents: true") from None
-        metas = [{"name": str(name)} for name in self.rows] if isinstance(self.rows, Mapping) else []
-        return Partition.from_owners(owner, self.check_num_clients(len(rows)), metas=metas)
+        names = list(map(str, self.rows)) if isinstance(self.rows, Mapping) else []
+        partition = assigned(self, rows, names, split, lambda client, _: self._where(client))
+        self.check_num_clients(len(partition))
+        return partition
 
     def expected(self, published: Published) -> np.ndarray | None:
         """Return the number of rows of each client."""
@@ -68,7 +52,8 @@ class ByHand(Partitioner):
         """Return the settings as an experiment file contains them."""
         texts = [row_ranges(own) for own in self._rows_of_clients()]
         named = dict(zip(map(str, self.rows), texts, strict=True)) if isinstance(self.rows, Mapping) else texts
-        return {**super().plain(), "rows": named}
+        plain = {**super().plain(), "rows": named}
+        return plain if self.empty_clients else {k: v for k, v in plain.items() if k != "empty_clients"}
 
     def __repr__(self) -> str:
         """Return the settings in short, however they were given."""
@@ -76,14 +61,69 @@ class ByHand(Partitioner):
 
     def _rows_of_clients(self) -> list[np.ndarray]:
         given = list(self.rows.values()) if isinstance(self.rows, Mapping) else self.rows
-        return [_read_rows(own, self._where(client)) for client, own in enumerate(given)]
+        return [read_rows(own, self._where(client)) for client, own in enumerate(given)]
 
     def _where(self, client: int) -> str:
         named = f" ({list(self.rows)[client]!r})" if isinstance(self.rows, Mapping) else ""
         return f"partition.rows: client {client}{named}"
 
 
-def _read_rows(given: Any, where: str) -> np.ndarray:
+class Listed(Protocol):
+    """Settings of partitions that list the rows of each client."""
+
+    @property
+    def shared_documents(self) -> bool:
+        """Return whether questions about one document may belong to several clients."""
+
+    @property
+    def empty_clients(self) -> bool:
+        """Return whether a client may have no row."""
+
+
+def assigned(
+    settings: Listed, rows: Sequence[np.ndarray], names: Sequence[str], split: Split, where: Callable[[int, str], str]
+) -> Partition:
+    """Return the partition that gives each client its rows.
+
+    Args:
+        settings: What the partition allows.
+        rows: Rows of each client, int64 [n].
+        names: Names of the clients, kept as their metadata; empty: they have none.
+        split: The split.
+        where: Returns the words for a client, by its number and name, with which a message starts.
+
+    Raises:
+        ConfigError: A row does not exist, is listed twice or has two clients, or a client has no row.
+        DataError: A document has two clients.
+    """
+    owner = np.full(len(split), -1, np.int64)
+    for client, own in enumerate(rows):
+        at = where(client, names[client] if names else "")
+        wrong = own[(own < 0) | (own >= len(owner))]
+        if len(wrong):
+            raise ConfigError(f"{at}: row {wrong[0]}, but the split has rows 0 to {len(owner) - 1}")
+        values, counts = np.unique(own, return_counts=True)
+        if (counts > 1).any():
+            raise ConfigError(f"{at}: row {values[counts > 1][0]} is listed twice")
+        taken = own[owner[own] >= 0]
+        if len(taken):
+            raise ConfigError(f"{at}: row {taken[0]} is also in client {_shown_client(owner[taken[0]], names)}")
+        if not len(own) and not settings.empty_clients:
+            raise ConfigError(f"{at}: it has no row; leave it out, or allow it with empty_clients: true")
+        owner[own] = client
+    if not settings.shared_documents:
+        try:
+            check_document_owners(split, owner)
+        except DataError as error:
+            raise DataError(f"{error}; allowed with shared_documents: true") from None
+    return Partition.from_owners(owner, len(rows), metas=[{"name": name} for name in names])
+
+
+def _shown_client(client: int, names: Sequence[str]) -> str:
+    return f"{client} ({names[client]!r})" if names else str(client)
+
+
+def read_rows(given: Any, where: str) -> np.ndarray:
     """Return the rows of a client, int64 [n]. Raise ConfigError if they are not whole numbers."""
     if isinstance(given, str):
         if not given.strip():

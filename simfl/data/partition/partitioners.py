@@ -99,7 +99,10 @@ class Official(Partitioner):
         clients = self.check_num_clients(int(owner.max(initial=-1)) + 1)
         empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=clients) == 0)
         if len(empty):
-            raise DataError(f"partition: official client {empty[0]} of {clients} has no example")
+            raise DataError(
+                f"partition: official client {empty[0]} of {clients} has no example; names make clients"
+                " by partition: {by: natural, column: client}"
+            )
         groups = self._groups(split)
         if groups is not None and not self.shared_groups:
             check_one_owner(owner, *groups, kind="group")
@@ -133,7 +136,8 @@ def _official_clients(split: Split) -> np.ndarray:
     clients = split.examples["client"]
     if not pa.types.is_integer(clients.type):
         raise DataError(
-            f"partition: column 'client' has type {clients.type}, expected the numbers of clients from 0; see natural"
+            f"partition: column 'client' has type {clients.type}, expected the numbers of clients from 0; names make"
+            " clients by partition: {by: natural, column: client}"
         )
     found: np.ndarray = clients.fill_null(-1).to_numpy().astype(np.int64)
     return found
@@ -215,6 +219,7 @@ PARTITIONERS: Registry[Partitioner] = Registry(
         "dirichlet": "simfl.data.partition.synthetic:Dirichlet",
         "shards": "simfl.data.partition.synthetic:Shards",
         "rows": "simfl.data.partition.by_hand:ByHand",
+        "file": "simfl.data.partition.from_file:FromFile",
         "quantity": "simfl.data.partition.synthetic:Quantity",
         "nested": "simfl.data.partition.nested:Nested",
         "subsample": "simfl.data.partition.nested:Subsample",

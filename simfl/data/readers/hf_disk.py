@@ -11,8 +11,8 @@ The settings map simfl's columns to those of the data set; a dotted name address
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,16 +34,16 @@ from simfl.data.io.questions import (
     build_question_dataset,
     count_answers,
 )
+from simfl.data.io.table_files import read_stream, saved_files
 from simfl.data.io.tables import TableBuilder
-from simfl.data.soundness import require_split_name
 from simfl.errors import ConfigError, DataError, nearest
 
 VERSION = 1
-SPLITS = {"train": "train", "validation": "valid", "val": "valid", "valid": "valid", "dev": "valid", "test": "test"}
 COLUMNS = ("id", "image", "question", "answers", "field", "words", "boxes", "provider", "label", "text")
 TEXTS = pa.schema(
     [("id", pa.string()), ("text", pa.string()), ("label", pa.int32()), ("class", pa.string()), ("domain", pa.string())]
 )
+RESERVED = (*QUESTIONS.names, *DOCUMENTS.names, *IMAGES.names, *WORD_IMAGES.names, "counts")
 BATCH_SIZE = 256  # rows converted to Python objects at a time
 
 
@@ -61,31 +61,49 @@ class HfDisk(Data):
     """A data set saved by the library `datasets` (save_to_disk): questions, or images, words or texts, by `columns`."""
 
     path: str  # the folder given to save_to_disk; ~ and $VARIABLES are expanded
-    columns: Mapping[str, str]  # simfl's id, image, question, answers, field, words, boxes, … -> column of the data set
-    groups: tuple[str, ...] = ()  # further columns of the data set, stored as text to partition by
+    columns: Mapping[str, str] = field(
+        default_factory=dict
+    )  # simfl's id, image, question, answers, field, words, boxes, … -> column; {}: those with these names
+    groups: tuple[str, ...] = ()  # further columns, stored as text to partition by; all of plain values for columns {}
     box_scale: PositiveFloat = 1.0  # boxes are divided by this: 1000 for LayoutLM's
     image_size: PositiveInt = 224  # images are stored in colour, resized to this many pixels square
     example: ClassVar[Mapping[str, object]] = {"columns": {"image": "image", "label": "label"}}
 
     def load(self, cache: Path) -> Dataset:
         """Read the data set from the cache or its files."""
+        if not self.columns:
+            return self._with_found_columns().load(cache)
         for name in self.columns:
             if name not in COLUMNS:
                 raise ConfigError(f"data.columns: unknown column {name!r}; {nearest(name, COLUMNS)}")
         if not {"question", "label", "text"} & set(self.columns):
             raise ConfigError("data.columns: one of question, label and text is required, it defines the task")
         for name in self.groups:
-            if name in (*QUESTIONS.names, *DOCUMENTS.names, *IMAGES.names, *WORD_IMAGES.names, "counts"):
+            if name in RESERVED:
                 raise ConfigError(f"data.groups: {name!r} is a column of simfl; rename it in the data set")
-        files = _find_files(records.resolve_folder(self.path))
+        files = saved_files(records.resolve_folder(self.path))
         sources = [path for paths in files.values() for path in paths]
         return load_or_build(cache, "hf_disk", VERSION, self, sources, lambda: self._build(files))
+
+    def _with_found_columns(self) -> HfDisk:
+        """Return this reader with the columns of train that have simfl's names, and all others of plain values."""
+        root = records.resolve_folder(self.path)
+        schema = read_stream(saved_files(root)["train"][0]).schema
+        columns = {name: name for name in COLUMNS if name in schema.names}
+        if not {"question", "label", "text"} & set(columns):
+            raise ConfigError(
+                f"data.columns: {root} has the columns {', '.join(schema.names)}; none is question, label or text: name"
+                f" one, such as columns: {{text: {schema.names[0]}}}"
+            )
+        plain = [field.name for field in schema if _is_plain(field.type) and field.name not in (*columns, *RESERVED)]
+        return replace(self, columns=columns, groups=self.groups or tuple(plain))
 
     def _build(self, files: Mapping[str, list[Path]]) -> Dataset:
         if "question" in self.columns:
             builders = {split: self._read_questions(split, paths) for split, paths in files.items()}
             return build_question_dataset("hf_disk", builders, {})
-        names = _class_names(files["train"][0].parent, self.columns.get("label", ""))
+        label = self.columns.get("label", "")
+        names = _class_names(files["train"][0].parent, label) or _text_labels(files["train"], label)
         texts = {"text", "label"} <= self.columns.keys() and "image" not in self.columns
         read = self._read_texts if texts else self._read_images
         splits = {split: read(paths, names) for split, paths in files.items()}
@@ -145,8 +163,7 @@ class HfDisk(Data):
         table = TableBuilder(pa.schema([*TEXTS, *self._group_columns()]))
         for row in self._rows(paths):
             text = records.get_text(row.where, row.values, "text")
-            label = records.get_int(row.where, row.values, "label")
-            name = names[label] if 0 <= label < len(names) else ""
+            label, name = _label(row, names)
             domain = str(row.values.get("provider") or "")
             id = _id(row, str(row.number))
             table.add(id=id, text=text, label=label, domain=domain, **{"class": name}, **self._groups(row))
@@ -155,8 +172,7 @@ class HfDisk(Data):
     def _target(self, row: HfRow, names: list[str], source: str) -> dict[str, object]:
         if "text" in self.columns:
             return {"text": records.get_text(row.where, row.values, "text"), "source": source}
-        label = records.get_int(row.where, row.values, "label")
-        name = names[label] if 0 <= label < len(names) else ""
+        label, name = _label(row, names)
         return {"label": label, "class": name, "domain": str(row.values.get("provider") or "")}
 
     def _groups(self, row: HfRow) -> dict[str, str]:
@@ -169,7 +185,7 @@ class HfDisk(Data):
         number = 0
         wanted = {**self.columns, **{group: group for group in self.groups}}
         for path in paths:
-            table = _read_stream(path)
+            table = read_stream(path)
             for theirs in wanted.values():
                 if theirs.partition(".")[0] not in table.column_names:
                     raise ConfigError(f"data.columns: {path} has no {theirs!r}; {nearest(theirs, table.column_names)}")
@@ -194,46 +210,6 @@ def _class_card(splits: Mapping[str, Split], names: list[str]) -> dict[str, obje
     return {"num_classes": found.count, FROM_TRAIN: True}
 
 
-def _find_files(root: Path) -> dict[str, list[Path]]:
-    """Return the Arrow files of each split, in order."""
-    listing = records.find(root, "dataset_dict.json")
-    names = records.get_texts(str(listing), records.read_json_mapping(listing), "splits") if listing else [""]
-    found = {}
-    for name in names:
-        split = SPLITS.get(name, name) if name else "train"
-        require_split_name(split, str(listing))
-        if split in found:
-            raise DataError(f"{listing}: {name} is a second split {split}; remove one of them")
-        path = records.require(root / name, "state.json")
-        state = records.read_json_mapping(path)
-        if state.get("_indices_data_files") or state.get("_indices_files"):
-            raise DataError(f"{root / name}: saved with a selection of rows; call flatten_indices() and save again")
-        listed = records.as_list(str(path), state.get("_data_files") or [], "_data_files")
-        entries = [records.as_mapping(str(path), entry) for entry in listed]
-        listed_files = [records.get_text(str(path), entry, "filename") for entry in entries]
-        found[split] = [_listed_file(root / name, file, str(path)) for file in listed_files]
-    if not found.get("train"):
-        raise DataError(f"data.path: {root} has no split train")
-    return found
-
-
-def _listed_file(folder: Path, name: str, where: str) -> Path:
-    """Return the path of a file that `state.json` lists; DataError if it is elsewhere or missing."""
-    path = records.inside(folder, name, where)
-    if not path.is_file():
-        raise DataError(f"{path} is missing, but {where} lists it")
-    return path
-
-
-def _read_stream(path: Path) -> pa.Table:
-    try:
-        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-        table.validate(full=True)  # a wrong offset would end the process when the values are read
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Arrow stream ({str(error).splitlines()[0]})") from error
-    return table
-
-
 def _class_names(folder: Path, column: str) -> list[str]:
     """Return the names of the classes, if the column has names."""
     path = folder / "dataset_info.json"
@@ -243,6 +219,31 @@ def _class_names(folder: Path, column: str) -> list[str]:
     features = records.as_mapping(where, records.read_json_mapping(path).get("features") or {}, "features")
     feature = records.as_mapping(where, features.get(column) or {}, column)
     return [str(name) for name in records.as_list(where, feature.get("names") or [], "names")]
+
+
+def _text_labels(paths: Sequence[Path], column: str) -> list[str]:
+    """Return the distinct labels of train in alphabetical order, if they are text."""
+    tables = [read_stream(path) for path in paths]
+    if not all(
+        column in table.column_names and pa.types.is_string(table.schema.field(column).type) for table in tables
+    ):
+        return []
+    return sorted({text for table in tables for text in table[column].to_pylist() if text is not None})
+
+
+def _label(row: HfRow, names: list[str]) -> tuple[int, str]:
+    """Return the number and the name of a row's class; DataError for a text that is no label of train."""
+    given = row.values.get("label")
+    if isinstance(given, str) and given in names:
+        return names.index(given), given
+    if isinstance(given, str) and not given.isdecimal():
+        raise DataError(f"{row.where}: label is {given!r}, which no label of train is; {nearest(given, names)}")
+    label = records.get_int(row.where, row.values, "label")
+    return label, names[label] if 0 <= label < len(names) else ""
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_string(kind))
 
 
 def _nested_value(record: Mapping[str, Any], dotted: str) -> Any:

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simfl.constraints import PositiveInt
-from simfl.data.base import Data, Dataset
+from simfl.data.base import Data, Dataset, split_name
 from simfl.data.io import records
 from simfl.data.io.arrow_store import load_or_build
 from simfl.data.readers.own import Own
 from simfl.errors import DataError
 
 VERSION = 1
-SPLITS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}  # folders
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Leaf(Data):
 
     def _files(self) -> dict[str, list[Path]]:
         root = records.resolve_folder(self.path)
-        found = {SPLITS[p.name]: sorted(p.glob("*.json")) for p in sorted(root.iterdir()) if p.name in SPLITS}
+        named = {split_name(folder.name): folder for folder in sorted(root.iterdir())}
+        found = {split: sorted(folder.glob("*.json")) for split, folder in named.items() if split in SPLITS}
         found = {split: paths for split, paths in found.items() if paths}
         if "train" not in found:
             raise DataError(

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from simfl import imports
 from simfl.constraints import PositiveInt
-from simfl.data.base import Data, Dataset, Split
+from simfl.data.base import Data, Dataset, Split, split_name
 from simfl.data.classes import FROM_TRAIN, Classes, find_classes, with_names
 from simfl.data.io.arrow_store import content_sha256, is_stored, read_dataset, write_dataset
 from simfl.data.io.own_documents import build_documents, conform, has_documents
@@ -58,15 +58,16 @@ class Own(Data):
             made = self._called(made)
         if isinstance(made, Dataset):
             return _conform_dataset(made, self.classes)
-        items_of = made if isinstance(made, Mapping) and "train" in made else {"train": made}
-        parts = {str(name): build_split(items, f"data, split {name}") for name, items in items_of.items()}
+        items_of = _by_split(made)
+        declared = self.classes or _class_names(items_of["train"])
+        parts = {name: build_split(items, f"data, split {name}") for name, items in items_of.items()}
         _check_features({name: features for name, (_, features) in parts.items()})
-        splits, card = _with_classes({name: split for name, (split, _) in parts.items()}, self.classes)
+        splits, card = _with_classes({name: split for name, (split, _) in parts.items()}, declared)
         features = next(iter(parts.values()))[1]
         shape = _image_shape(splits) if features is None else features.shape
         card = {"examples": {name: len(part) for name, part in splits.items()}, **card}
         card |= {"shape": list(shape)} if shape else {}
-        return Dataset("own", splits, _sha256(splits, self.classes), card)
+        return Dataset("own", splits, _sha256(splits, declared), card)
 
     def _called(self, function: Callable[..., object]) -> object:
         """Call the user's function; its errors become one line that names their place."""
@@ -124,6 +125,26 @@ def build_split(items: object, where: str) -> tuple[Split, FeatureType | None]:
         return build_documents(columns, where), None
     table, features = to_table(columns, where)
     return Split(table), features
+
+
+def _by_split(made: object) -> dict[str, object]:
+    """Return the items of each split by simfl's name of the split; DataError for two of one name."""
+    if not (isinstance(made, Mapping) and "train" in made):
+        return {"train": made}
+    found: dict[str, object] = {}
+    for name, items in made.items():
+        split = split_name(str(name))
+        if split in found:
+            raise DataError(f"data: {name!r} is a second split {split!r}; rename one of them")
+        found[split] = items
+    return found
+
+
+def _class_names(items: object) -> tuple[str, ...] | None:
+    """Return the names of the classes that items of the library `datasets` declare; None without any."""
+    features = getattr(items, "features", None)
+    names = getattr(features.get("label"), "names", None) if isinstance(features, Mapping) else None
+    return tuple(map(str, names)) if names else None
 
 
 def _folder(cache: Path, sha256: str) -> Path:

@@ -1,62 +1,47 @@
-"""Your own files: CSV, TSV, JSON lines, JSON and Parquet, whose columns are named in the experiment.
+"""Your own files: CSV, TSV, JSON lines, JSON, Parquet and saved `datasets`, whose columns the experiment names.
 
-A column has one of the names in `ROLES`, or is given that name by `columns`. Every other column is kept, to partition
-or to group by. Examples are texts, images, numbers, or questions about documents, by the columns that there are.
+A column has one of the names in `ROLES`, or is given that name by `columns`; a dotted name reads fields of nested
+values. Every other column is kept, to partition or to group by. Examples are texts, images, numbers, or questions about
+documents, by the columns that there are.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from simfl.constraints import Fraction, PositiveInt
-from simfl.data.base import Data, Dataset
-from simfl.data.io import records
+from simfl.data.base import Data, Dataset, split_name
 from simfl.data.io.arrow_store import load_or_build
 from simfl.data.io.images import resize_image
-from simfl.data.io.own_documents import flat_boxes
+from simfl.data.io.nested import with_nested
+from simfl.data.io.own_documents import PAGE_FIELDS, flat_boxes
+from simfl.data.io.roles import INPUTS, ROLES, TEXTS, suggested_columns
+from simfl.data.io.table_files import (
+    FILE_NAME,
+    Columns,
+    CsvFormat,
+    TableFiles,
+    class_names,
+    find_table_files,
+    read_columns,
+)
 from simfl.data.readers.own import Own
 from simfl.data.soundness import require_split_name
 from simfl.errors import ConfigError, DataError, nearest
 from simfl.images import measure_image
 from simfl.seeds import rng
 
-VERSION = 1
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-SPLITS = {
-    "training": "train",
-    "val": "valid",
-    "validation": "valid",
-    "dev": "valid",
-    "eval": "valid",
-    "testing": "test",
-}
-INPUTS = ("text", "image", "features", "question", "words")  # of which an example has at least one
-ROLES = (
-    *INPUTS,
-    "label",
-    "answers",
-    "boxes",
-    "id",
-    "field",
-    "document",
-    "provider",
-    "client",
-    "group",
-    "split",
-    "domain",
-)
-TEXTS = ("text", "image", "question", "answers", "id", "field", "document", "provider", "split", "domain")
-Columns = dict[str, list[Any]]
+VERSION = 2
+LISTS = ("answers", "words", "boxes")  # roles that CSV files hold as JSON
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 BOXES_PER_PAGE = 1000.0  # units of LayoutLM's boxes on each side
 
 
@@ -79,12 +64,24 @@ class Table(Data):
     def load(self, cache: Path) -> Dataset:
         """Read the data set from the cache or its files."""
         tables = self._tables()
-        sources = [*self._files().values(), *(path for columns in tables.values() for path in _image_files(columns))]
+        sources = [*self._files.paths, *(path for columns in tables.values() for path in _image_files(columns))]
         return load_or_build(cache, "table", VERSION, self, sources, lambda: self._build(tables))
 
     def preview(self, cache: Path) -> Dataset:
         """Read the files without checking their values; nothing is stored."""
         return self._build(self._tables())
+
+    @cached_property
+    def _files(self) -> TableFiles:
+        return find_table_files(self.path)
+
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        """Return the column of each role that has another name."""
+        named = dict(self.columns)
+        if self._files.kind == "images":
+            named.setdefault("image", FILE_NAME)
+        return named
 
     def _tables(self) -> dict[str, Columns]:
         """Return the columns of each split, by simfl's names."""
@@ -93,93 +90,44 @@ class Table(Data):
                 raise ConfigError(f"data.columns: unknown {role!r}; {nearest(role, ROLES)}")
         if self.valid + self.test >= 1:
             raise ConfigError(f"data.valid, data.test: {self.valid}, {self.test} given, their sum must be below 1")
-        found = {split: self._renamed(path, self._read(path)) for split, path in self._files().items()}
+        csv = CsvFormat(self.delimiter, tuple(self._columns.get(role, role) for role in TEXTS))
+        read = {split: (paths[0], read_columns(paths, csv)) for split, paths in self._files.of_split.items()}
+        found = {split: self._renamed(path, columns) for split, (path, columns) in read.items()}
         if list(found) == [""]:
             found = self._divided(found[""])
         if "train" not in found:
             raise DataError(f"data.path: there is no split train; found: {', '.join(found)}")
         return found
 
-    def _files(self) -> dict[str, Path]:
-        """Return the file of each split; a single file has the name of no split."""
-        if isinstance(self.path, Mapping):
-            named = {str(split): records.resolve_file(str(path)) for split, path in self.path.items()}
-        else:
-            top = Path(os.path.expandvars(self.path)).expanduser()
-            if not top.is_dir():
-                return {"": records.resolve_file(self.path)}
-            paths = sorted(path for path in top.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-            if not paths:
-                raise DataError(f"data.path: {top} has no file of {', '.join(SUFFIXES)}")
-            named = {path.stem: path for path in paths}
-            if len(named) < len(paths):
-                raise DataError(f"data.path: {top} has several files of one name; give data.path: {{split: file}}")
-        found: dict[str, Path] = {}
-        for name, path in named.items():
-            split = _split_name(name, "data.path")
-            if split in found:
-                raise DataError(f"data.path: {found[split]} and {path} are both the split {split}")
-            found[split] = path
-        return found
-
-    def _read(self, path: Path) -> Columns:
-        """Return the columns of a file by its own names."""
-        suffix = path.suffix.lower()
-        if suffix not in SUFFIXES:
-            raise DataError(f"data.path: {path}: unknown ending {suffix!r}; {nearest(suffix, SUFFIXES)}")
-        try:
-            if suffix == ".parquet":
-                return _lists(path, pq.read_table(path))
-            if suffix in (".csv", ".tsv"):
-                return _lists(path, self._read_csv(path, "\t" if suffix == ".tsv" else ","))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path}: {str(error).splitlines()[0]}") from error
-        rows = [row for _, row in (records.read_json_lines(path) if suffix != ".json" else _json_rows(path))]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
-
-    def _read_csv(self, path: Path, usual: str) -> pa.Table:
-        delimiter = self.delimiter or usual
-        if len(delimiter) != 1:
-            raise ConfigError(f"data.delimiter: {delimiter!r} given; allowed: one character")
-        texts = {self.columns.get(role, role): pa.string() for role in TEXTS}
-        table = pa_csv.read_csv(
-            path,
-            parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(column_types=texts, strings_can_be_null=False),
-        )
-        names = table.column_names
-        if len(names) == 1 and (other := next((one for one in ";\t|," if one in names[0]), "")):
-            raise DataError(f"{path}: one column, {names[0]!r}; give data.delimiter: {other!r}")
-        return table
-
     def _renamed(self, path: Path, table: Columns) -> Columns:
         """Return the columns by simfl's names: named roles, features, and all others by their own names."""
+        original = list(table)
+        table, origin = with_nested(table, [*self._columns.values(), *self.features], str(path))
         names = list(table)
-        for role, theirs in self.columns.items():
+        for role, theirs in self._columns.items():
             if theirs not in names:
                 raise ConfigError(f"data.columns.{role}: {path} has no column {theirs!r}; {nearest(theirs, names)}")
         for name in self.features:
             if name not in names:
                 raise ConfigError(f"data.features: {path} has no column {name!r}; {nearest(name, names)}")
-        used = {*self.columns.values(), *self.features}
+        used = {*self._columns.values(), *self.features}
         found = {name: values for name, values in table.items() if name not in used}
-        found |= {role: table[theirs] for role, theirs in self.columns.items()}
+        found |= {role: table[theirs] for role, theirs in self._columns.items()}
         if self.features:
             found["features"] = _features(path, {name: table[name] for name in self.features})
         if not set(INPUTS) & found.keys():
-            inputs = f"{', '.join(INPUTS[:-1])} or {INPUTS[-1]}"
-            raise ConfigError(
-                f"data.columns: {path} has the columns {', '.join(names)}; none is {inputs}: name one, such as columns:"
-                f" {{text: {names[0]}}}, or list columns of numbers in data.features"
-            )
-        return self._with_pages(path, found)
+            raise ConfigError(_no_input(path, table, original))
+        if len(set(origin)) < len(origin) and "document" not in found and PAGE_FIELDS & found.keys():
+            found["document"] = [f"{path.stem}-{row}" for row in origin]  # questions of one row are about one page
+        return self._with_pages(path, _lists_of_json(path, found))
 
     def _with_pages(self, path: Path, columns: Columns) -> Columns:
         """Return the columns with images as paths or bytes, and boxes as shares of the page."""
         if "image" in columns:
-            where = (f"{path} row {row}" for row in range(len(columns["image"])))
-            columns["image"] = [_image(one, path.parent, at) for one, at in zip(columns["image"], where, strict=True)]
+            given, where = columns["image"], (f"{path} row {row}" for row in range(len(columns["image"])))
+            columns["image"] = [_image(one, path.parent, at) for one, at in zip(given, where, strict=True)]
+            if self._files.kind == "images" and not {"label", "question", "text"} & columns.keys():
+                columns |= _folders_as_labels(given)
         if "boxes" in columns and self.boxes != "shares":
             columns["boxes"] = [self._shares(path, columns, row) for row in range(len(columns["boxes"]))]
         return columns
@@ -200,7 +148,7 @@ class Table(Data):
             missing = next((row for row, name in enumerate(given) if name in (None, "")), None)
             if missing is not None:
                 raise DataError(f"data.path: row {missing}: the split is missing")
-            of_name = {name: _split_name(str(name), "data.path") for name in dict.fromkeys(given)}
+            of_name = {name: _split_name(str(name)) for name in dict.fromkeys(given)}
             names = np.array([of_name[name] for name in given])
         else:
             names = self._random_splits(columns)
@@ -224,14 +172,25 @@ class Table(Data):
         sized = {split: self._resized(split, columns) for split, columns in tables.items()}
         made = Own(sized, classes=self._classes()).read()
         card = {**made.card, "columns": {split: list(columns) for split, columns in tables.items()}}
+        card["roles"] = self._columns | ({"features": list(self.features)} if self.features else {})
+        if self._files.kind == "images" and (unlisted := self._unlisted(tables)):
+            card["noted"] = {"images that metadata does not list": unlisted}
         return Dataset("table", made.splits, made.sha256, card)
 
+    def _unlisted(self, tables: Mapping[str, Columns]) -> int:
+        """Return how many image files of the folder no row names."""
+        listed = {path.resolve() for columns in tables.values() for path in _image_files(columns)}
+        folders = {path.parent for path in self._files.paths}
+        images = {p for folder in folders for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES}
+        return len({path.resolve() for path in images} - listed)
+
     def _classes(self) -> int | tuple[str, ...] | None:
-        """Return the declared classes, or those that a Parquet file of the library `datasets` declares."""
+        """Return the declared classes, or those that a file of the library `datasets` declares."""
         if self.classes is not None:
             return self.classes
-        files = self._files()
-        return class_names(files.get("train") or next(iter(files.values())), self.columns.get("label", "label")) or None
+        files = self._files.of_split
+        first = files.get("train") or next(iter(files.values()))
+        return class_names(first[0], self._columns.get("label", "label")) or None
 
     def _resized(self, split: str, columns: Columns) -> Columns:
         if self.image_size is None or "image" not in columns:
@@ -244,35 +203,44 @@ class Table(Data):
         return {**columns, "image": resized}
 
 
-def _lists(path: Path, table: pa.Table) -> Columns:
-    """Return the columns of a table as lists; DataError if two have one name."""
-    names = table.column_names
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: several columns are called {twice[0]!r}; rename them")
-    columns: Columns = table.to_pydict()
-    return columns
+def _no_input(path: Path, table: Columns, names: Sequence[str]) -> str:
+    """Return the message that no column is an input, with the columns that may be meant."""
+    meant = suggested_columns(table)
+    given = ", ".join(f"{role}: {theirs}" for role, theirs in meant.items()) or f"text: {names[0]}"
+    return (
+        f"data.columns: {path} has the columns {', '.join(names)}; none is {', '.join(INPUTS[:-1])} or {INPUTS[-1]}:"
+        f" name one, such as columns: {{{given}}}, or list columns of numbers in data.features"
+    )
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the records of a JSON file: a list of mappings, or a mapping with one such list."""
-    content = records.read_json(path)
-    if isinstance(content, dict):
-        lists = {str(name): value for name, value in content.items() if isinstance(value, list) and value}
-        of_rows = [name for name, value in lists.items() if isinstance(value[0], dict)]
-        if len(of_rows) != 1:
-            known = ", ".join(map(str, content))
-            raise DataError(
-                f"{path}: expected a list of examples, or a mapping with one such list; its fields: {known}"
-            )
-        yield from records.read_json_list(path, of_rows[0])
-        return
-    yield from records.read_json_list(path)
+def _lists_of_json(path: Path, columns: Columns) -> Columns:
+    """Return the columns with answers, words and boxes that a CSV file holds as JSON as lists."""
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        return columns
+    return columns | {
+        role: [_json_list(value, f"{path} row {row}: {role}") for row, value in enumerate(columns[role])]
+        for role in LISTS
+        if role in columns
+    }
 
 
-def _split_name(name: str, where: str) -> str:
-    split = SPLITS.get(name.lower(), name)
-    require_split_name(split, where)
-    return split
+def _json_list(value: object, where: str) -> object:
+    if not (isinstance(value, str) and value.lstrip().startswith("[")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise DataError(f"{where} is {value[:40]!r}, which is no list in JSON") from None
+
+
+def _folders_as_labels(names: Sequence[object]) -> Columns:
+    """Return the folder of each image as its label; empty if an image is in no folder."""
+    folders = [Path(str(name)).parent.name for name in names]
+    return {"label": folders} if folders and all(folders) else {}
+
+
+def _split_name(name: str) -> str:
+    return require_split_name(split_name(name), "data.path")
 
 
 def _features(path: Path, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
@@ -324,15 +292,3 @@ def _page_size(columns: Columns, row: int, where: str) -> tuple[float, float]:
         raise DataError(f"{where}: boxes in pixels need the columns width and height, or an image")
     width, height = measure_image(image.read_bytes() if isinstance(image, Path) else image, where)
     return float(width), float(height)
-
-
-def class_names(path: Path, column: str) -> tuple[str, ...]:
-    """Return the names of the classes that `datasets` stores in a Parquet file; empty without them."""
-    if path.suffix.lower() != ".parquet":
-        return ()
-    stored = (pq.read_schema(path).metadata or {}).get(b"huggingface")
-    try:
-        features = json.loads(stored)["info"]["features"] if stored else {}
-        return tuple(map(str, features.get(column, {}).get("names") or ()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ()

@@ -50,6 +50,14 @@ def dumped(given: object) -> str:
     return text.getvalue()
 
 
+def in_one_line(given: object) -> str:
+    """Return plain values as YAML in one line, such as `{name: table, columns: {text: review}}`."""
+    text, yaml = io.StringIO(), _yaml()
+    yaml.default_flow_style, yaml.width = True, 1 << 20
+    yaml.dump(given, text)
+    return text.getvalue().strip().removesuffix("...").strip()
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)  # the pure parser follows YAML 1.2: 2e-4 is a number, `on` is a string
     yaml.default_flow_style = None  # write the innermost mappings and lists on one line
