@@ -1,6 +1,7 @@
 """Lower bounds by canaries for correct mechanisms and for planted errors: a table of the README.
 
     python experiments/privacy/attack_bounds.py [--seeds 20] [--processes 16]
+    python experiments/privacy/attack_bounds.py --table      # from the rows of attack_bounds.jsonl
 
 Schemes and errors are those of tests/audit/test_canaries.py, with 10,000 canaries (2,000 where these are clients). A
 correct mechanism must not exceed its claim on any seed; an error that makes epsilon 1.5 times too small, or more, must
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ROWS = HERE / "attack_bounds.jsonl"  # one audit a line: case, seed, view -> bound and claim
 sys.path[:0] = [str(HERE.parent.parent / "tests" / name) for name in ("", "audit")]
 MARKED = re.compile(r"(?<=<!-- attack bounds -->\n).*(?=<!-- /attack bounds -->)", re.DOTALL)
 CANARIES, HIDDEN, CONFIDENCE = 10_000, 600, 0.999
@@ -96,27 +98,33 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Audit all cases in several processes and write the table."""
+    """Audit all cases in several processes, and write the table from their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="names of schemes and errors")
-    parser.add_argument("--rows", type=Path, help="file for the result of each audit, written as it is made")
+    parser.add_argument("--only", nargs="*", help="names of schemes and errors; README.md stays as it is")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of the results, written as they are made")
+    parser.add_argument("--table", action="store_true", help="make no audit; write the table from the file of results")
     given = parser.parse_args()
-    test_canaries: Any = import_module("test_canaries")
-    names = given.only or [*test_canaries.KINDS, *ERRORS]
-    tasks = [(name, seed) for name in names for seed in range(given.seeds)]
-    rows: list[Row] = []
-    with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
-        for row in pool.map(case, *zip(*tasks, strict=True)):
-            rows.append(row)
-            if given.rows:
-                with given.rows.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+    if given.only and given.rows == ROWS:
+        parser.error("--only needs --rows FILE: those of all cases are kept")
+    if not given.table:
+        audit(given.rows, given.only, given.seeds, given.processes)
+    rows = [json.loads(line) for line in given.rows.read_text().splitlines()]
     print(table(rows))
     readme = HERE / "README.md"
     if not given.only:
         readme.write_text(MARKED.sub(lambda _: table(rows), readme.read_text()))
+
+
+def audit(path: Path, only: list[str] | None, seeds: int, processes: int) -> None:
+    """Audit cases in several processes, and write a row for each."""
+    test_canaries: Any = import_module("test_canaries")
+    names = only or [*test_canaries.KINDS, *ERRORS]
+    tasks = [(name, seed) for name in names for seed in range(seeds)]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool, path.open("w") as file:
+        for row in pool.map(case, *zip(*tasks, strict=True)):
+            print(json.dumps(row), file=file, flush=True)
 
 
 if __name__ == "__main__":
