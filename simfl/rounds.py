@@ -25,9 +25,10 @@ from simfl.optimizers.server import step_some
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.observations import clipping_metrics, signal_to_noise
 from simfl.protocol import BASE, AggregatedUpdates, Parts, Weights
-from simfl.runs.record import TIMES, round_rows
+from simfl.runs.record import round_rows
 from simfl.runs.round_times import event_columns, time_columns, time_rows
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.tables import TIMES
 from simfl.runs.waiting_rows import Rows
 from simfl.sampling import expected_clients, num_sampled, sample_groups
 from simfl.secure_aggregation.channel import MASKED

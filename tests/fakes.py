@@ -37,8 +37,8 @@ from simfl.optimizers.local import LocalOptimizer
 from simfl.protocol import ClientUpdate, Outputs, Parts, State, Task, Weights
 from simfl.run_context import RunContext
 from simfl.runs import checkpoint, tables
-from simfl.runs.record import TABLES
 from simfl.runs.snapshot import Snapshot
+from simfl.runs.tables import TABLES
 from simfl.runtime.worker import Worker, WorkerConfig
 from simfl.session import session
 from simfl.session.callbacks import NullDisplay

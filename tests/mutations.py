@@ -22,8 +22,8 @@ from simfl.reports import report
 from simfl.reports.formats import markdown
 from simfl.reports.results import results_of
 from simfl.reports.table import compare as compare_rows
-from simfl.runs.record import TABLES
 from simfl.runs.results import Run
+from simfl.runs.tables import TABLES
 from simfl.tracking.watch import current_view, render
 from simfl.weights import sha256
 

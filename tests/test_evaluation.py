@@ -11,12 +11,10 @@ from simfl import files
 from simfl.client_state import FileClientStore
 from simfl.data.partition.partitioners import Iid, Natural
 from simfl.errors import ConfigError, RunError
-from simfl.evaluation import (
+from simfl.evaluation.headlines import Headline, headline, headlines
+from simfl.evaluation.scoring import (
     EvaluationPlan,
-    Headline,
     Scores,
-    headline,
-    headlines,
     rows_of_clients,
     shards,
     summarise,

@@ -24,7 +24,7 @@ from simfl.data.partition.manifest import manifest_sha256
 from simfl.debug.replay import replay
 from simfl.debug.rerun import Rerun, equal_values
 from simfl.errors import DamagedFile, RunError, SimflError
-from simfl.evaluation import headlines
+from simfl.evaluation.headlines import headlines
 from simfl.experiment import Experiment
 from simfl.plans.check import MATCHES, NOT_COMPARED, RunTables, compare
 from simfl.plans.client_times import set_times

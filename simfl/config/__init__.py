@@ -10,8 +10,8 @@ from simfl.config.fields import read, written
 from simfl.config.inheritance import base_file, files, keys_of, relative_file, settings, whole
 from simfl.config.overrides import assignment, overridden, override, resolve, with_settings
 from simfl.config.rules import check
-from simfl.yaml_text import dumped, read_yaml
 from simfl.experiment import Experiment
+from simfl.yaml_text import dumped, read_yaml
 
 __all__ = [
     "assignment",

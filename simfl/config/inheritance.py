@@ -12,8 +12,8 @@ from pathlib import Path
 
 from simfl.config.fields import shown
 from simfl.config.overrides import with_settings
-from simfl.yaml_text import read_yaml
 from simfl.errors import ConfigError, nearest
+from simfl.yaml_text import read_yaml
 
 BASE = "experiment"  # key that names the base file
 SWEEP = ("experiments", "variants", "grid", "seeds", "set", "stop", "table", "search")  # keys that make a file a sweep

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from simfl.config.fields import RENAMED_KEYS, shown
-from simfl.yaml_text import parsed
 from simfl.errors import ConfigError, nearest
 from simfl.experiment import Experiment, Phase
+from simfl.yaml_text import parsed
 
 TOP = tuple(f.name for f in fields(Experiment))
 PHASE = tuple(f.name for f in fields(Phase))

@@ -16,8 +16,8 @@ from simfl.contract.data import UnevenClients
 from simfl.errors import ConfigError, SimflError
 from simfl.protocol import BASE
 from simfl.runs import tables
-from simfl.runs.record import TABLES, TIMES
 from simfl.runs.results import Run
+from simfl.runs.tables import TABLES, TIMES
 from simfl.session.options import RunOptions
 
 MODES = ("sequential", "vectorized")

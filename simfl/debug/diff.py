@@ -14,9 +14,8 @@ from simfl.debug.divergence import compare_states, find_divergence, shorten
 from simfl.debug.rerun import equal_values
 from simfl.errors import SimflError
 from simfl.runs.folder import RUN
-from simfl.runs.record import TABLES
 from simfl.runs.results import Run
-from simfl.runs.tables import TableRow
+from simfl.runs.tables import TABLES, TableRow
 
 KEYS = {  # of each table: the columns that identify a row
     "rounds": ("phase", "round"),

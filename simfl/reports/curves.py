@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from simfl import evaluation
+from simfl.evaluation.headlines import headlines
 from simfl.reports.chart import LineSeries, line_chart
 from simfl.reports.labels import differing, short_label
 from simfl.reports.page import figure, figures
 from simfl.reports.results import RunResult
 from simfl.reports.table import Comparison, ComparisonRow
-from simfl.runs.round_times import TIME
-from simfl.runs.tables import TableRow
+from simfl.runs.tables import VIRTUAL_TIME, TableRow
 
 METRIC = "metric:"  # prefix of the columns of `rounds.parquet` that an algorithm reports
 LAYER = "/"  # in the name of a metric: separates it from a layer
@@ -54,12 +53,12 @@ def run_curves(result: RunResult) -> RunCurves:
         {row["step"]: row[name] for row in rows if row.get(name) is not None}
         for name in ("epsilon", "deployment_epsilon")
     )
-    first, by_step = result.run.experiment.evaluate.splits[0], dict[int, list[TableRow]]()
+    first, by_step = result.run.settings["evaluate"]["splits"][0], dict[int, list[TableRow]]()
     for row in result.run.evaluations().to_pylist():
         by_step.setdefault(row["step"], []).append(row)
     scores: dict[str, dict[int, float]] = {}
     for step, found in by_step.items():
-        for name, value in evaluation.headlines(found, first).items():
+        for name, value in headlines(found, first).items():
             scores.setdefault(name, {})[step] = value.value
     loss = {row["step"]: row["loss"] for row in rows if row["loss"] is not None}
     metrics: dict[str, dict[int, float]] = {}
@@ -67,7 +66,7 @@ def run_curves(result: RunResult) -> RunCurves:
         for column, value in row.items():
             if column.startswith(METRIC) and value is not None:
                 metrics.setdefault(column.removeprefix(METRIC), {})[row["step"]] = value
-    time = {row["step"]: row[TIME] for row in rows if row.get(TIME) is not None}
+    time = {row["step"]: row[VIRTUAL_TIME] for row in rows if row.get(VIRTUAL_TIME) is not None}
     has_energy = any(row.get("time:joules") is not None for row in rows)  # asynchronous rounds have none
     energy, joules = {0: 0.0} if has_energy else {}, 0.0
     for row in rows if has_energy else []:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simfl import evaluation, files
-from simfl.data.partition.heterogeneity import measure
+from simfl import files
+from simfl.data.base import TRAIN
+from simfl.data.partition.heterogeneity import ValueCounts, count_values
 from simfl.data.partition.manifest import Partition
 from simfl.errors import SimflError
+from simfl.evaluation.headlines import TRUTH
 from simfl.formatting import format_bytes, format_duration
 from simfl.reports.audits import audit_charts
 from simfl.reports.chart import dot_strips, format_number, heat_map
@@ -35,7 +37,7 @@ from simfl.reports.final_scores import axis_figures, search_figures
 from simfl.reports.formats import DIRECTIONS, MARKDOWN, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
 from simfl.reports.results import RunResult, results_of
-from simfl.reports.shared_prefixes import longest_prefixes
+from simfl.reports.shared_prefixes import runs_that_are_prefixes
 from simfl.reports.significance import client_means
 from simfl.reports.statistical_tests import SIGNIFICANCE_LEVEL
 from simfl.reports.table import SEED, Comparison, ComparisonRow, compare, paired_test
@@ -143,8 +145,7 @@ def _lead(runs: int, done: int) -> str:
 
 def _without_prefixes(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Leave out rows whose runs are prefixes of others: in a grid over rounds, the longest run has their curves."""
-    experiments = {run.label: run.run.experiment for row in rows for run in row.done}
-    prefixes = set(longest_prefixes(experiments).values())
+    prefixes = runs_that_are_prefixes([run for row in rows for run in row.done])
     return [row for row in rows if not all(run.label in prefixes for run in row.done)]
 
 
@@ -219,19 +220,27 @@ def _partitions(rows: Sequence[ComparisonRow]) -> str:
 
 def _partition(result: RunResult) -> str:
     partition = result.run.stored_partition
-    try:
-        split = result.run.context.split("train")
-        numbers = measure(split, result.run.partition)
-    except (SimflError, OSError):  # the data are not on this machine, or no longer those of the run
+    counts = _value_counts(result)
+    if counts is None:
         sizes = ", ".join(str(n) for n in partition.sizes[:MAX_CLIENTS])
-        return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>", "the data are not on this machine")
-    count = min(len(partition), len(numbers.heat), MAX_CLIENTS)
-    names, columns = [f"client {k}" for k in range(count)], [str(value) for value in numbers.values[:MAX_VALUES]]
-    chart = heat_map(names, columns, numbers.heat[:count, :MAX_VALUES], f"examples by client and {numbers.column}")
+        return figure(f"{len(partition)} clients", f"<p>examples: {sizes}</p>", "values of the data are not known here")
+    heat = np.array(counts.heat, np.int64)[:MAX_CLIENTS, :MAX_VALUES]
+    names, columns = [f"client {k}" for k in range(len(heat))], list(counts.values[:MAX_VALUES])
+    chart = heat_map(names, columns, heat, f"examples by client and {counts.column}")
     sizes = f"{_span(partition.sizes)} examples each"
-    divergence = f"mean Jensen-Shannon divergence of a client from all examples: {numbers.divergence.mean():.3f}"
-    by_value = figure(f"{len(partition)} clients by {numbers.column}", chart, f"{sizes}; {divergence}")
+    divergence = f"mean Jensen-Shannon divergence of a client from all examples: {counts.mean_divergence:.3f}"
+    by_value = figure(f"{len(partition)} clients by {counts.column}", chart, f"{sizes}; {divergence}")
     return by_value + _by_group(partition)
+
+
+def _value_counts(result: RunResult) -> ValueCounts | None:
+    """Return the counts that the run stored; for a run of an older simfl they are made from its data, if here."""
+    if result.run.has_value_counts:
+        return result.run.value_counts
+    try:
+        return count_values(result.whole_run.context.split(TRAIN), result.whole_run.partition)
+    except (SimflError, OSError):  # the data are not on this machine, or no longer those of the run
+        return None
 
 
 def _by_group(partition: Partition) -> str:
@@ -270,7 +279,7 @@ def _samples(comparison: Comparison, rows: Sequence[ComparisonRow]) -> str:
                 examples.setdefault(key, sample)
                 columns.setdefault(row_label(row, varied), {})[key] = _prediction(sample)
     keys = list(examples)[:MAX_SAMPLES]
-    truth = [name for name in evaluation.TRUTH if any(examples[key].get(name) is not None for key in keys)]
+    truth = [name for name in TRUTH if any(examples[key].get(name) is not None for key in keys)]
     lines = [
         [_cell(examples[key].get(name)) for name in truth] + [column.get(key, "") for column in columns.values()]
         for key in keys

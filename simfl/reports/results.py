@@ -6,15 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simfl.errors import ConfigError, RunError
-from simfl.experiment import Experiment
 from simfl.reports.significance import ExampleScores, client_means, client_spread, example_scores
 from simfl.runs.folder import ERROR, MANIFEST, RUN, SWEEP, JsonObject, check_run_format, missing_run, read_json
 from simfl.runs.manifest import RunManifest
-from simfl.runs.results import Run
+from simfl.runs.stored import StoredRun
 from simfl.runs.summary import ENDED, read_summary
 from simfl.runs.tables import TableRow
+
+if TYPE_CHECKING:
+    from simfl.experiment import Experiment
+    from simfl.runs.results import Run
 
 TRIAL = "trial"  # the column that names the trials of a search; no setting
 SPREAD = ("worst", "tenth", "deviation")  # statistics over clients
@@ -30,7 +34,7 @@ class RunResult:
     status: str  # completed, stopped, interrupted, failed, waiting
     error: str = ""  # one line; empty unless the run failed
     summary: JsonObject = field(default_factory=dict)  # empty without `summary.json`
-    experiment: Experiment | None = None  # None: read from the folder when it is needed
+    known_experiment: Experiment | None = None  # None: read from the folder when it is needed
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -46,11 +50,18 @@ class RunResult:
         return {**self.summary["final"], **over_clients}
 
     @cached_property
-    def run(self) -> Run:
-        """The run."""
+    def run(self) -> StoredRun:
+        """The run as it was stored, without its experiment and models."""
+        return StoredRun(self.folder)
+
+    @cached_property
+    def whole_run(self) -> Run:
+        """The run with its experiment, data and models, for which torch is imported."""
+        from simfl.runs.results import Run
+
         run = Run(self.folder)
-        if self.experiment is not None:
-            run.experiment = self.experiment
+        if self.known_experiment is not None:
+            run.experiment = self.known_experiment
         return run
 
     @cached_property
@@ -61,7 +72,8 @@ class RunResult:
     @property
     def metric(self) -> str:
         """The headline metric of the last phase."""
-        return str(self.run.experiment.phases[-1].objective.metric)
+        stored = self.summary.get("metric")  # runs of an older simfl have none
+        return str(stored or self.whole_run.experiment.phases[-1].objective.metric)
 
     def row(self) -> TableRow:
         """Return the run's row of `results.parquet`."""
@@ -123,7 +135,7 @@ def result_of(folder: Path, varied: Mapping[str, object], experiment: Experiment
     if error.exists():
         return RunResult(folder.name, varied, folder, "failed", first_line(error), summary or {})
     status = summary["status"] if summary else "interrupted" if (folder / RUN).exists() else "waiting"
-    return RunResult(folder.name, varied, folder, status, summary=summary or {}, experiment=experiment)
+    return RunResult(folder.name, varied, folder, status, summary=summary or {}, known_experiment=experiment)
 
 
 def _of_sweep(result: RunResult, name: str) -> RunResult:

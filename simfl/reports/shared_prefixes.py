@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from simfl import config
-from simfl.experiment import Experiment, Phase
+from simfl.reports.results import RunResult
+from simfl.runs.folder import JsonObject
 from simfl.runs.manifest import binding_settings
 
+if TYPE_CHECKING:
+    from simfl.experiment import Experiment, Phase
+
 HORIZON_STEPS = 4  # local steps at which two schedules are compared
+
+
+def runs_that_are_prefixes(results: Sequence[RunResult]) -> set[str]:
+    """Return the labels of the runs that are prefixes of others; experiments are built only where two are similar."""
+    keys = {result.label: prefix_key(result.run.settings) for result in results}
+    counts = Counter(keys.values())
+    similar = {one.label: one.whole_run.experiment for one in results if counts[keys[one.label]] > 1}
+    return set(longest_prefixes(similar).values()) if similar else set()
 
 
 def longest_prefixes(experiments: Mapping[str, Experiment]) -> dict[str, str]:
@@ -20,9 +33,11 @@ def longest_prefixes(experiments: Mapping[str, Experiment]) -> dict[str, str]:
     has fewer. A schedule that depends on the number of rounds makes them differ from the first round on, and so does a
     privacy budget.
     """
+    from simfl import config
+
     groups: dict[str, list[str]] = {}
     for name, experiment in experiments.items():
-        groups.setdefault(prefix_key(experiment), []).append(name)
+        groups.setdefault(prefix_key(config.to_mapping(experiment)), []).append(name)
     found = {}
     for names in groups.values():
         ordered = sorted(names, key=lambda name: experiments[name].phases[-1].rounds)
@@ -33,10 +48,11 @@ def longest_prefixes(experiments: Mapping[str, Experiment]) -> dict[str, str]:
     return found
 
 
-def prefix_key(experiment: Experiment) -> str:
+def prefix_key(settings: JsonObject) -> str:
     """Return a hash of all settings that determine the rounds of a run, except how many the last phase has."""
-    content = {k: v for k, v in binding_settings(config.to_mapping(experiment)).items() if k != "name"}
-    content["phases"][-1].pop("rounds")
+    content = {k: v for k, v in binding_settings(settings).items() if k != "name"}
+    *earlier, last = content["phases"]
+    content["phases"] = [*earlier, {k: v for k, v in last.items() if k != "rounds"}]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from simfl.data.base import HELD_OUT
-from simfl.evaluation import score_name
+from simfl.evaluation.headlines import score_name
 from simfl.reports.statistical_tests import Difference, hierarchical_bootstrap
-from simfl.runs.results import Run
+from simfl.runs.stored import StoredRun
 from simfl.runs.tables import TableRow
 
 ExampleKey = tuple[
@@ -66,16 +66,16 @@ def _group_weights(keys: Sequence[ExampleKey], known: np.ndarray) -> np.ndarray:
     return weights
 
 
-def example_scores(run: Run) -> ExampleScores:
+def example_scores(run: StoredRun) -> ExampleScores:
     """Return the scores of a run's examples at its end."""
-    return ExampleScores(run.experiment.seed, run.manifest.data_sha256, scores_by_name(run))
+    return ExampleScores(run.settings["seed"], run.manifest.data_sha256, scores_by_name(run))
 
 
-def scores_by_name(run: Run) -> ScoresByName:
+def scores_by_name(run: StoredRun) -> ScoresByName:
     """Return the score of each example at the end of a run, by the names that summaries use."""
     found: dict[str, dict[ExampleKey, float]] = {}
     table, naming = run.scores(), _naming(run)
-    by = f"by_{run.experiment.evaluate.two_step}"
+    by = f"by_{run.settings['evaluate']['two_step']}"
     values_of = table[by].to_pylist() if by in table.column_names else [None] * len(table)
     for metric in metric_columns(table.column_names):
         columns = (table[name].to_pylist() for name in ("split", "model", "client", "row", metric))
@@ -86,9 +86,9 @@ def scores_by_name(run: Run) -> ScoresByName:
     return found
 
 
-def _naming(run: Run) -> tuple[str, bool]:
+def _naming(run: StoredRun) -> tuple[str, bool]:
     """Return the first evaluated split, and whether clients' models are scored on held-out examples."""
-    return run.experiment.evaluate.splits[0], run.stored_partition.holds_out
+    return run.settings["evaluate"]["splits"][0], run.stored_partition.holds_out
 
 
 def metric_columns(columns: Sequence[str]) -> list[str]:
@@ -97,7 +97,7 @@ def metric_columns(columns: Sequence[str]) -> list[str]:
     return [name for name in columns if name not in known and not name.startswith("by_")]
 
 
-def client_means(run: Run) -> dict[str, dict[int, float]]:
+def client_means(run: StoredRun) -> dict[str, dict[int, float]]:
     """Return each client's mean scores at the end of a run, by the names that summaries use.
 
     A personal model is scored on the examples of its client. A model that all clients share is scored on each client's
@@ -122,7 +122,7 @@ def client_spread(means: Mapping[int, float]) -> ClientSpread:
     return ClientSpread(float(values.min()), float(np.percentile(values, 10)), float(values.std()), len(values))
 
 
-def _owners(run: Run) -> dict[str, list[int]]:
+def _owners(run: StoredRun) -> dict[str, list[int]]:
     """Return the clients that have examples of each named group."""
     partition, owners = run.stored_partition, dict[str, list[int]]()
     for client in range(len(partition)) if len(partition.group_names) else ():

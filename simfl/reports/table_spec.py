@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from simfl.data.base import HELD_OUT
 from simfl.errors import ConfigError, nearest
-from simfl.evaluation import LOSS, score_name
-from simfl.experiment import Experiment
+from simfl.evaluation.headlines import LOSS, score_name
 from simfl.reports.results import SPREAD, RunResult
 from simfl.reports.table import SEED
 from simfl.runs.folder import SWEEP, read_json
+
+if TYPE_CHECKING:
+    from simfl.experiment import Experiment
 
 
 @dataclass(frozen=True)

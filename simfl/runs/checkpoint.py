@@ -18,13 +18,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simfl import files
 from simfl.errors import DamagedFile, RunError
 from simfl.json_files import seal
 from simfl.runs.folder import DIGESTS, FORMAT, read_json
 from simfl.runs.parts import Coverage
-from simfl.weights import Weights, load_safetensors, sha256, write_safetensors
+
+if TYPE_CHECKING:
+    from simfl.weights import Weights
 
 NUM_KEPT = 2
 TENSORS, VALUES, NOTES = "state.safetensors", "state.json", "notes.json"
@@ -58,6 +61,8 @@ def write(
     Values and notes are JSON (string keys; NaN allowed). Nothing is written if an equal state exists already; a
     different checkpoint of the same step is replaced.
     """
+    from simfl.weights import sha256  # imports torch, which is not needed to read the coverage of a checkpoint
+
     tensors, coverage = {name: tensor.detach().cpu() for name, tensor in tensors.items()}, coverage or Coverage()
     texts = {VALUES: _json(values), NOTES: _json(notes or {})}
     digests: dict[str, object] = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}
@@ -147,6 +152,8 @@ def read(folder: Path, step: int) -> StoredCheckpoint:
         DamagedFile: The checkpoint is missing, or a hash does not match.
         RunError: It has another format.
     """
+    from simfl.weights import load_safetensors, sha256
+
     path = _path(folder, step)
     if not path.is_dir():
         raise DamagedFile(f"{path}: damaged checkpoint: the folder is missing")
@@ -189,6 +196,8 @@ def _exists(folder: Path, step: int, state_sha256: str, coverage: Coverage) -> b
 
 
 def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
+    from simfl.weights import write_safetensors
+
     temp = files.temp_path(target)
     try:
         temp.mkdir()

@@ -14,9 +14,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-import torch
-from torch.nn import functional
-
 from simfl import __version__
 from simfl.runs.folder import JsonObject
 
@@ -41,6 +38,8 @@ class Environment:
     @staticmethod
     def current() -> Environment:
         """Describe this process."""
+        import torch  # not needed to read a stored environment
+
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         machine = {
             "system": platform.platform(),
@@ -118,6 +117,9 @@ def arithmetic() -> str:
     Instruction sets, threads and settings of the numerical libraries decide in which order they add, and how they
     approximate functions; processors with equal hashes round equally in these operations.
     """
+    import torch
+    from torch.nn import functional
+
     count = torch.arange(64 * 120, dtype=torch.float32)
     a, b = torch.sin(count[: 64 * 96]).reshape(64, 96), torch.cos(count[: 96 * 80]).reshape(96, 80)
     product, kernel = a @ b, b.reshape(-1)[: 8 * 4 * 9].reshape(8, 4, 3, 3)

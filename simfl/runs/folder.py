@@ -17,6 +17,7 @@ READ_FORMATS = (2, FORMAT)  # format 2 has a file for each client state; a run t
 
 RUN, SWEEP = "experiment.yaml", "sweep.json"  # the file that marks the folder of a run; of a sweep
 MANIFEST, SUMMARY, PARTITION = "manifest.json", "summary.json", "partition.json"
+HETEROGENEITY = "heterogeneity.json"  # counts of values at clients, for the figure of the report
 AUDIT = "audit.json"  # written after the run, by `simfl audit canaries --save`
 CLIENT_LOG = "clients.jsonl"  # times of client updates
 LOG, ERROR = "log.jsonl", "error.txt"  # ERROR is written by a sweep: why its run failed

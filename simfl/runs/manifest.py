@@ -13,7 +13,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from simfl import config
 from simfl.errors import ConfigError, DamagedFile, RunError
 from simfl.runs.environment import Environment
 from simfl.runs.folder import MANIFEST, RUN, JsonObject, read_json
@@ -199,6 +198,8 @@ def refuse_another(folder: Path, experiment_yaml: str) -> None:
 
 def _with_new_settings(path: Path, stored: str) -> str:
     """Return a stored experiment with the defaults of settings that the simfl which stored it did not have."""
+    from simfl import config  # which imports torch; to read a manifest does not need it
+
     try:
         return config.dump(config.parse(config.read_yaml(path)))
     except ConfigError:  # of a Python object that was not stored, or a setting of another version

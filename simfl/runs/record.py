@@ -15,6 +15,7 @@ from simfl import files
 from simfl.aggregation.columns import Columns
 from simfl.aggregation.round import CohortResult, RoundAggregator
 from simfl.client_state import FileClientStore
+from simfl.data.partition.heterogeneity import ValueCounts
 from simfl.errors import DamagedFile, RunError
 from simfl.experiment import Checkpoint
 from simfl.json_files import JsonLines
@@ -23,6 +24,7 @@ from simfl.runs.folder import (
     CHECKPOINTS,
     CLIENT_LOG,
     CLIENT_STATES,
+    HETEROGENEITY,
     LOG,
     MANIFEST,
     PARTITION,
@@ -40,7 +42,7 @@ from simfl.runs.manifest import RunManifest, refuse_another, text_sha256
 from simfl.runs.mirror import Mirror
 from simfl.runs.parts import Coverage, TableParts
 from simfl.runs.snapshot import Snapshot
-from simfl.runs.tables import TableRow
+from simfl.runs.tables import TABLES, TIMES, TableRow
 from simfl.runs.waiting_rows import Rows, WaitingRows
 from simfl.safe_text import mask_secrets
 from simfl.timing import timed
@@ -49,8 +51,6 @@ from simfl.transport import ledger
 from simfl.virtual_time.instants import SECOND
 
 BEGUN = (RUN, CHECKPOINTS, TABLE_PARTS, LOG)  # of these, a run that was killed before it began has none
-TIMES = "times"  # table of runs with virtual time; others have none
-TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores", TIMES)
 
 
 @dataclass
@@ -112,6 +112,15 @@ class Record:
         except OSError as error:
             raise files.disk_error(folder, error) from error
         return record
+
+    @property
+    def has_value_counts(self) -> bool:
+        """Whether the folder has the counts for the figure of the partition."""
+        return (self.folder / HETEROGENEITY).exists()
+
+    def write_value_counts(self, counts: ValueCounts | None) -> None:
+        """Store the counts for the figure of the partition, so that a report needs no data; RunError on a full disk."""
+        write_json(self.folder / HETEROGENEITY, {"value_counts": None if counts is None else counts.to_json()})
 
     @property
     def location(self) -> str:

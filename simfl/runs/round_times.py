@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from simfl.asynchronous.events import ScheduledRound
-from simfl.runs.tables import TableRow
+from simfl.runs.tables import VIRTUAL_TIME, TableRow
 from simfl.virtual_time.instants import SECOND, seconds
 from simfl.virtual_time.rounds import OUTCOMES, RoundSchedule
 from simfl.virtual_time.times import ClientTimes
-
-TIME = "virtual_seconds"  # column of `rounds`: virtual time at the end of the round
 
 
 def time_columns(times: ClientTimes, schedule: RoundSchedule) -> TableRow:
@@ -24,7 +22,7 @@ def time_columns(times: ClientTimes, schedule: RoundSchedule) -> TableRow:
     counts = {f"time:{name}": count for name, count in zip(OUTCOMES, outcomes, strict=True)}
     return {
         "sampled": len(schedule.clients),
-        TIME: schedule.end / SECOND,
+        VIRTUAL_TIME: schedule.end / SECOND,
         **parts,
         **counts,
         "time:joules": energy(times, schedule),
@@ -45,7 +43,7 @@ def event_columns(events: ScheduledRound) -> TableRow:
     """
     ages = events.staleness
     return {
-        TIME: events.end / SECOND,
+        VIRTUAL_TIME: events.end / SECOND,
         "time:started": len(events.sampled),
         "time:applied": len(events.clients),
         "time:late": len(events.refused),

@@ -24,6 +24,10 @@ from simfl.errors import RunError
 Table: TypeAlias = pa.Table
 TableRow = dict[str, Any]  # column -> value
 
+TIMES = "times"  # table of runs with virtual time; others have none
+TABLES = ("rounds", "ledger", "clients", "evaluations", "samples", "scores", TIMES)
+VIRTUAL_TIME = "virtual_seconds"  # column of `rounds`: virtual time at the end of the round
+
 
 def warm_up() -> None:
     """Make Arrow import pandas, which takes 0.2 s, at a moment when the process would wait anyway."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import OutOfMemory
-from simfl.evaluation import EvaluationResult, EvaluationTask
+from simfl.evaluation.scoring import EvaluationResult, EvaluationTask
 from simfl.generators.process import global_states_kept
 from simfl.protocol import Parts, Weights
 from simfl.run_context import RunContext

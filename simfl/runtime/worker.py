@@ -17,7 +17,7 @@ from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult, probe
 from simfl.client_state import ClientStore, FileClientStore
 from simfl.errors import OutOfMemory
-from simfl.evaluation import EvaluationResult, EvaluationTask, evaluate
+from simfl.evaluation.scoring import EvaluationResult, EvaluationTask, evaluate
 from simfl.experiment import Experiment
 from simfl.models.module_state import StepEffects
 from simfl.privacy.randomness import Randomness

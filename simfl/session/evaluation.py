@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from simfl import evaluation
-from simfl.evaluation import GLOBAL, EvaluationPlan, EvaluationTask, Scores
+from simfl.evaluation import scoring
+from simfl.evaluation.headlines import GLOBAL, headline
+from simfl.evaluation.scoring import EvaluationPlan, EvaluationTask, Scores
 from simfl.protocol import BASE, Parts
 from simfl.runs.snapshot import Snapshot
 from simfl.runs.waiting_rows import Rows
@@ -57,7 +58,7 @@ def _tasks(prepared: PreparedRun, found: Sequence[EvaluationPlan], workers: int)
     batches = sum(-(-len(shard.rows) // batch_size) for shard in found if shard.client is not None)
     model_bytes = sum(p.nbytes for p in prepared.run_context.module.parameters())
     most = min(MAX_BATCHES, MAX_STATE_BYTES // max(1, model_bytes), batches // (TASKS_PER_WORKER * workers))
-    return evaluation.tasks_of(found, batch_size, max(1, most))
+    return scoring.tasks_of(found, batch_size, max(1, most))
 
 
 def shards(prepared: PreparedRun, state: Snapshot) -> list[EvaluationPlan]:
@@ -69,16 +70,16 @@ def shards(prepared: PreparedRun, state: Snapshot) -> list[EvaluationPlan]:
 
 def _shards(prepared: PreparedRun, state: Snapshot, split: str, model: str) -> list[EvaluationPlan]:
     evaluate, context = prepared.experiment.evaluate, prepared.run_context
-    rows = evaluation.evaluated_rows(context, prepared.partition, split)
+    rows = scoring.evaluated_rows(context, prepared.partition, split)
     size = evaluate.batch_size * (4 if len(rows) > FEW_BATCHES * evaluate.batch_size else 1)
     if model == GLOBAL:
-        samples = evaluation.sample_rows(context, split, rows, evaluate.samples)
-        return [replace(shard, samples=samples) for shard in evaluation.shards(split, model, rows, size)]
-    per_client = evaluation.rows_of_clients(context, prepared.partition, split, rows)
+        samples = scoring.sample_rows(context, split, rows, evaluate.samples)
+        return [replace(shard, samples=samples) for shard in scoring.shards(split, model, rows, size)]
+    per_client = scoring.rows_of_clients(context, prepared.partition, split, rows)
     return [
         shard
         for client, own in enumerate(per_client or ())
-        for shard in evaluation.shards(split, model, own, size, client, state.client_state(client))
+        for shard in scoring.shards(split, model, own, size, client, state.client_state(client))
     ]
 
 
@@ -86,17 +87,17 @@ def score_rows(prepared: PreparedRun, state: Snapshot, scores: Sequence[Scores],
     """Return the table rows of an evaluation; with `by_example` also the score of each example."""
     context, facts = prepared.run_context, _position(state)
     found: Rows = {
-        "evaluations": evaluation.summarise(context, scores, facts, prepared.partition),
-        "samples": evaluation.samples(context, scores, facts),
+        "evaluations": scoring.summarise(context, scores, facts, prepared.partition),
+        "samples": scoring.samples(context, scores, facts),
     }
-    return found | ({"scores": evaluation.by_example(context, scores, facts, prepared.partition)} if by_example else {})
+    return found | ({"scores": scoring.by_example(context, scores, facts, prepared.partition)} if by_example else {})
 
 
 def headlines(prepared: PreparedRun, state: Snapshot, rows: Rows, metric: str) -> list[dict[str, Any]]:
     """Return the headline score of every split and model that was scored; of clients' models the mean over clients."""
     found = []
     for split, model in _evaluated(prepared):
-        score = evaluation.headline(rows["evaluations"], metric, split, model)
+        score = headline(rows["evaluations"], metric, split, model)
         if score is not None:
             clients = {} if score.clients is None else {"clients": score.clients}
             position = {**_position(state), "split": split, "model": model, "metric": metric}
@@ -106,7 +107,7 @@ def headlines(prepared: PreparedRun, state: Snapshot, rows: Rows, metric: str) -
 
 def _evaluated(prepared: PreparedRun) -> list[tuple[str, str]]:
     """Return the splits and models that are scored."""
-    splits = evaluation.evaluated_splits(prepared.run_context, prepared.partition)
+    splits = scoring.evaluated_splits(prepared.run_context, prepared.partition)
     return [(split, model) for split in splits for model in prepared.experiment.evaluate.models]
 
 

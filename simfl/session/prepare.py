@@ -11,10 +11,11 @@ import torch
 
 from simfl import config, files
 from simfl.data.base import HELD_OUT, TRAIN
+from simfl.data.partition.heterogeneity import count_values
 from simfl.data.partition.holdout import assign
 from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
-from simfl.evaluation import missing_scores
+from simfl.evaluation.scoring import missing_scores
 from simfl.experiment import Experiment, Phase
 from simfl.models.grouped_layers import why_sequential
 from simfl.models.hf_processor import uneven_pages
@@ -62,9 +63,12 @@ class PreparedRun:
         data, partition = self.run_context.dataset.sha256, manifest_sha256(self.partition_manifest)
         manifest = RunManifest.create(self.identity, data, partition)
         experiment = config.dump(self.experiment)
-        return Record.open(
+        record = Record.open(
             folder, experiment, manifest, self.partition_manifest, self.experiment.checkpoint, resume, mirror
         )
+        if not record.has_value_counts:
+            record.write_value_counts(count_values(self.run_context.split(TRAIN), self.partition))
+        return record
 
     def worker_config(self, folder: Path, account: Account, profile: bool) -> WorkerConfig:
         """Return the configuration that every worker is built from."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from simfl import evaluation
+from simfl.evaluation import headlines
 from simfl.experiment import Evaluate
 from simfl.plans.check import compare, tables_of
 from simfl.runs.snapshot import Snapshot
@@ -111,9 +111,7 @@ class RunProgress:
         prepared, record = self.session.prepared, self.session.record
         split = prepared.experiment.evaluate.splits[0]
         steps = {"initial": 0, "final": record.last_step("evaluations")}
-        scores = {
-            when: evaluation.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()
-        }
+        scores = {when: headlines.headlines(record.rows_at("evaluations", step), split) for when, step in steps.items()}
         over = {name: score.clients for name, score in scores["final"].items() if score.clients is not None}
         seconds = {
             "total": record.elapsed,
@@ -122,6 +120,7 @@ class RunProgress:
         }
         return {
             "name": prepared.experiment.name,
+            "metric": prepared.experiment.phases[-1].objective.metric,
             "clients": len(prepared.partition),
             **{when: {name: score.value for name, score in found.items()} for when, found in scores.items()},
             "scored_clients": over,
@@ -147,10 +146,10 @@ class RunProgress:
 
     @timed("evaluate")
     def _wait_for_scores(self, scoring: PendingEvaluation) -> Rows:
-        rows, headlines, clocks = scoring.wait()
+        rows, scores, clocks = scoring.wait()
         self.session.callbacks.note(scoring.notes)
         self.session.stopwatch.count(clocks, training=False)
-        self.session.callbacks.evaluated(headlines)
+        self.session.callbacks.evaluated(scores)
         return rows
 
 

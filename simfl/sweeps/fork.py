@@ -28,10 +28,10 @@ from simfl.run_context import RunContext
 from simfl.runs import checkpoint
 from simfl.runs.folder import CHECKPOINTS, CLIENT_STATES, refuse_taken
 from simfl.runs.manifest import ForkOrigin, RunManifest
-from simfl.runs.record import TIMES, Record
+from simfl.runs.record import Record
 from simfl.runs.results import Run
 from simfl.runs.snapshot import Snapshot
-from simfl.runs.tables import TableRow
+from simfl.runs.tables import TIMES, TableRow
 from simfl.session import prepare
 from simfl.training.context import PhaseContext
 

@@ -12,7 +12,7 @@ from simfl.config.inheritance import Settings
 from simfl.constraints import PositiveInt, Seed
 from simfl.data.base import HELD_OUT
 from simfl.errors import ConfigError, nearest
-from simfl.evaluation import LOSS, score_name
+from simfl.evaluation.headlines import LOSS, score_name
 from simfl.experiment import Experiment
 from simfl.reports.results import SPREAD, TRIAL
 from simfl.sweeps.axes import cell, short_names

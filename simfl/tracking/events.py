@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simfl import evaluation
+from simfl.evaluation.headlines import CLIENT_MEAN, GLOBAL, headlines
 from simfl.runs.tables import TableRow
 
 MAX_GROUPS = 100  # of one kind, such as clients, that are logged; tables hold all
@@ -68,21 +68,21 @@ def metrics(event: TrackingEvent, first_split: str) -> dict[str, float]:
     for row in event.evaluations:
         if group_counts[row["split"], row["model"], row["by"], row["metric"]] <= MAX_GROUPS:
             found[evaluation_name(row)] = row["value"]
-        if row["by"] == evaluation.CLIENT_MEAN and row["model"] != evaluation.GLOBAL:
+        if row["by"] == CLIENT_MEAN and row["model"] != GLOBAL:
             found[evaluation_name({**row, "metric": "clients"})] = row["count"]
     axes = {"by_bytes": event.bytes} | {
         axis: event.row[name] for axis, name in AXES.items() if name != "bytes" and name in event.row
     }
-    headlines = evaluation.headlines(list(event.evaluations), first_split)
+    overall = headlines(list(event.evaluations), first_split)
     for prefix, value in axes.items():
-        found |= {f"{prefix}/{name}": score.value for name, score in headlines.items()}
+        found |= {f"{prefix}/{name}": score.value for name, score in overall.items()}
         found[AXES[prefix]] = value
     return found | {"round": event.step}
 
 
 def evaluation_name(row: TableRow) -> str:
     """Return the metric's name for a row of `evaluations.parquet`."""
-    is_overall = row["by"] == "all" or (row["by"] == evaluation.CLIENT_MEAN and row["model"] != evaluation.GLOBAL)
+    is_overall = row["by"] == "all" or (row["by"] == CLIENT_MEAN and row["model"] != GLOBAL)
     by = [] if is_overall else [row["by"], row["group"]]
     path = [row["split"], row["model"], *by, row["metric"]]
     return "/".join(["evaluations", *(str(part) for part in path if part != "")])

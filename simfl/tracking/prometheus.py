@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from simfl import evaluation
 from simfl.errors import ConfigError
+from simfl.evaluation.headlines import headlines
 from simfl.experiment import Experiment, Prometheus
 from simfl.runs.folder import JsonObject
 from simfl.runs.tables import TableRow
@@ -129,7 +129,7 @@ class RunMetrics:
         with self._lock:
             self._set("simfl_rounds_done", event.step)
             self._set("simfl_run_bytes", event.bytes)
-            for name, score in evaluation.headlines(event.evaluations, self._first_split).items():
+            for name, score in headlines(event.evaluations, self._first_split).items():
                 self._set("simfl_score", score.value, score=name)
             if event.row:
                 self._log_round(event, event.row)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import experiment, run
+from fakes import Toy, experiment, run
 
 from simfl.algorithms.fedavg import FedAvg
 from simfl.cli import main
+from simfl.data.base import Dataset
+from simfl.errors import DataError, RunError
 from simfl.experiment import Evaluate, Experiment
 from simfl.json_files import JsonLines
 from simfl.protocol import AggregatedUpdates, Server
@@ -25,10 +27,11 @@ from simfl.reports.chart import Bar, LineSeries, Scale, bar_chart, dot_strips, f
 from simfl.reports.curves import run_curves, split_into_charts
 from simfl.reports.final_scores import axis_figures, search_figures
 from simfl.reports.page import DARK, LIGHT
+from simfl.reports.report import report
 from simfl.reports.results import RunResult, results_of
 from simfl.reports.table import Comparison, ComparisonRow, compare
 from simfl.reports.time import time_section
-from simfl.runs.folder import write_json
+from simfl.runs.folder import HETEROGENEITY, write_json
 from simfl.runs.results import Run
 from simfl.sweeps import sweep
 from simfl.sweeps.file import Point, Sweep
@@ -107,6 +110,35 @@ def test_a_single_run_can_be_reported(swept: Path, tmp_path: Path) -> None:
     assert "<h2>Learning</h2>" in text
     assert "Busy share of each round" in text
     assert "GB over rounds" in text  # each worker's memory
+
+
+def test_the_figure_of_the_partition_needs_no_data(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an older simfl has no stored counts: they are made from its data, if these are on the machine."""
+    folder = shutil.copytree(swept / "runs" / "0.1-1", tmp_path / "r")
+    stored = _section("Partition", folder)
+    assert "examples by client and label" in stored
+    assert len(json.loads((folder / HETEROGENEITY).read_text())["value_counts"]["heat"]) == len(Toy().sizes)
+    (folder / HETEROGENEITY).unlink()
+    assert _section("Partition", folder) == stored
+    monkeypatch.setattr(Toy, "load", _refuse)
+    assert "values of the data are not known here" in _section("Partition", folder)
+    write_json(folder / HETEROGENEITY, {"value_counts": None})
+    assert "values of the data are not known here" in _section("Partition", folder)
+    (folder / HETEROGENEITY).write_text("{}")
+    with pytest.raises(RunError, match=r"heterogeneity\.json"):
+        _section("Partition", folder)
+
+
+def _refuse(self: Toy, cache: Path) -> Dataset:
+    raise DataError("these data are not here")
+
+
+def _section(title: str, folder: Path) -> str:
+    """Return the HTML of a section of the report on a run."""
+    text = report(results_of([folder]), "r")
+    return text[text.index(f"<h2>{title}</h2>") :].partition("<h2>Time</h2>")[0]
 
 
 def test_the_report_shows_busy_and_idle_time_of_each_worker(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fakes import experiment, run
 
-from simfl.evaluation import score_name
+from simfl.evaluation.headlines import score_name
 from simfl.experiment import Evaluate
 from simfl.reports.significance import (
     ExampleScores,

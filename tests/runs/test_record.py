@@ -19,8 +19,9 @@ from simfl.models.mlp import Mlp
 from simfl.runs import checkpoint, tables
 from simfl.runs.folder import FORMAT
 from simfl.runs.manifest import RunManifest
-from simfl.runs.record import TABLES, TIMES, Record
+from simfl.runs.record import Record
 from simfl.runs.results import Run
+from simfl.runs.tables import TABLES, TIMES
 from simfl.session.options import RunOptions
 from simfl.weights import sha256
 

@@ -100,15 +100,18 @@ def test_a_finished_run_is_shown_with_its_summary(tmp_path: Path, capsys: pytest
     assert "toy: completed after 3 rounds" in shown
 
 
-def test_watching_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:
+def test_watching_imports_neither_torch_nor_pandas_and_a_report_no_torch(tmp_path: Path) -> None:
     run(experiment(rounds=1), tmp_path / "r")
     code = (
-        "import sys; from simfl.cli import main; main(sys.argv[1:]); print({'torch', 'pandas', 'ray'} & {*sys.modules})"
+        "import sys; from simfl.cli import main; folder = sys.argv[1]; heavy = {'torch', 'pandas', 'ray'};"
+        "main(['watch', folder, '--once']); print(heavy & {*sys.modules});"
+        "main(['report', folder]); print(heavy - {'pandas'} & {*sys.modules})"
     )
-    command = [sys.executable, "-c", code, "watch", str(tmp_path / "r"), "--once"]
+    command = [sys.executable, "-c", code, str(tmp_path / "r")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0].startswith("toy: completed")
-    assert shown[-1] == "set()"
+    assert shown[-2].endswith("written")
+    assert (shown[-3], shown[-1]) == ("set()", "set()")
 
 
 def test_a_killed_run_is_shown_up_to_its_last_log_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

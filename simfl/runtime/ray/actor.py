@@ -17,7 +17,7 @@ from simfl import __version__
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import DataError, RunError
-from simfl.evaluation import EvaluationResult, EvaluationTask
+from simfl.evaluation.scoring import EvaluationResult, EvaluationTask
 from simfl.experiment import Experiment
 from simfl.files import cache_folder as local_cache
 from simfl.protocol import Parts, Weights

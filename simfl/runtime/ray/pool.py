@@ -20,7 +20,7 @@ from dataclasses import replace
 from simfl.aggregation.round import CohortResult
 from simfl.autotune.probe import ProbeRequest, ProbeResult
 from simfl.errors import ClusterError, OutOfMemory, RunError
-from simfl.evaluation import EvaluationResult, EvaluationTask
+from simfl.evaluation.scoring import EvaluationResult, EvaluationTask
 from simfl.protocol import Parts, Weights
 from simfl.runtime.inline import cohort_names
 from simfl.runtime.ray.cluster import ObjectRef, RayModule, last_line

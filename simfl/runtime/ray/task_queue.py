@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from simfl.autotune.probe import ProbeRequest
 from simfl.errors import ClusterError, OutOfMemory
-from simfl.evaluation import EvaluationTask
+from simfl.evaluation.scoring import EvaluationTask
 from simfl.runtime.ray.cluster import ObjectRef
 from simfl.runtime.ray.cost_model import CostModel, Shape, assign, remaining
 from simfl.timing import Clock, Span

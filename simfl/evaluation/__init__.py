@@ -1,0 +1,1 @@
+"""Scoring of models, and the overall scores of a run."""
