@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import audit, cards, data, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands import audit, cards, data, explain, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands.output import json_option, line_width, print_json
 from simfl.commands.supervisor import LOST, say_last_word
 from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
 from simfl.safe_text import printable, safe_streams
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 
     from simfl.config.catalogue import Entry
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130  # explained in docs/explanation/failures.md
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+EXIT_CODES = """\b
+Exit codes:
+  0    done; a check found nothing
+  1    a run failed, or a check found a difference or a problem
+  2    a setting, an option or a file is wrong: one line says which
+  3    Ray or its workers were lost; the run can be resumed
+  130  interrupted; the run can be resumed
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +88,7 @@ def _report(text: str, code: int) -> int:
     return code
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
 @click.version_option(__version__, message="simfl %(version)s")
 @click.pass_context
 def commands(context: click.Context) -> None:
@@ -90,7 +99,7 @@ def commands(context: click.Context) -> None:
 
 for command in (
     *inspection.COMMANDS, *cards.COMMANDS, audit.audit, *sweeps.COMMANDS, data.data, partitions.partition,
-    submit.submit, templates.new,
+    submit.submit, templates.new, explain.explain, explain.completion,
 ):  # fmt: skip
     commands.add_command(command)
 
@@ -141,7 +150,7 @@ def run(
 
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--card", metavar="SIZE", help="Memory of a GPU, such as 80GB: show how many clients per batch fit.")
 @click.option("--speed", type=click.Path(path_type=Path), help="Folder of a run whose speed is used to estimate time.")
 @click.option("--build/--no-build", default=True, help="Build the data set if its sizes are needed.  [default: build]")
@@ -161,7 +170,7 @@ def plan(
         found = plan_of(experiment, files.cache_folder(), None if card is None else memory.card_bytes(card))
     measured = None if speed is None else speeds.measured_speed(speed, experiment)
     if as_json:
-        click.echo(json.dumps(found.json(), indent=2))
+        print_json("plan", found.json())
     else:
         table.show(found, measured, _console())
 
@@ -176,7 +185,7 @@ def _refuse_build(name: str) -> None:
 
 @commands.command("list")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_(name: str | None, as_json: bool) -> None:
     """List all components, or describe NAME with its settings.
 
@@ -186,7 +195,7 @@ def list_(name: str | None, as_json: bool) -> None:
 
     found = catalogue.find(name) if name else {registry: catalogue.entries(registry) for registry in catalogue.NAMES}
     if as_json:
-        click.echo(json.dumps({name: [asdict(e) for e in entries] for name, entries in found.items()}, indent=2))
+        print_json("list", {"registries": {kind: [asdict(one) for one in entries] for kind, entries in found.items()}})
     elif name:
         _print_settings([entry for entries in found.values() for entry in entries])
     else:
@@ -217,7 +226,7 @@ def _print_settings(entries: list[Entry]) -> None:
 
 
 def _console() -> Console:
-    """Return a console as wide as the terminal, or 160 columns wide if the output is not a terminal."""
+    """Return a console as wide as the terminal or COLUMNS, or 160 columns wide if the output is not a terminal."""
     from simfl.tracking.console import SafeConsole
 
-    return SafeConsole(width=None if sys.stdout.isatty() else 160)
+    return SafeConsole(width=line_width() or 160)

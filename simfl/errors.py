@@ -75,6 +75,8 @@ class Problems:
 def closest(given: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name that is most similar to a misspelt one, if need be in another case; None if none is."""
     names = sorted(set(allowed))
+    if same := [name for name in names if name.lower() == str(given).lower()]:
+        return same[0]
     if match := difflib.get_close_matches(str(given), names, n=1):
         return match[0]
     lower = {name.lower(): name for name in reversed(names)}

@@ -200,7 +200,7 @@ def test_list_as_json_is_stable(capsys: pytest.CaptureFixture[str]) -> None:
     first = capsys.readouterr().out
     assert main(["list", "server_optimizers", "--json"]) == 0
     assert capsys.readouterr().out == first
-    (sgd,) = [entry for entry in json.loads(first)["server_optimizers"] if entry["name"] == "sgd"]
+    (sgd,) = [entry for entry in json.loads(first)["registries"]["server_optimizers"] if entry["name"] == "sgd"]
     assert set(sgd) == {"name", "summary", "settings"}
     (rate,) = [setting for setting in sgd["settings"] if setting["name"] == "learning_rate"]
     assert set(rate) == {"name", "type", "required", "default", "meaning"}
@@ -209,7 +209,9 @@ def test_list_as_json_is_stable(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_list_of_sections_shows_the_keys_of_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "sections", "--json"]) == 0
-    sections = {entry["name"]: entry["settings"] for entry in json.loads(capsys.readouterr().out)["sections"]}
+    sections = {
+        entry["name"]: entry["settings"] for entry in json.loads(capsys.readouterr().out)["registries"]["sections"]
+    }
     (rounds,) = [setting for setting in sections["phase"] if setting["name"] == "rounds"]
     assert rounds["required"]
     assert rounds["meaning"] == "T: number of rounds"
@@ -232,10 +234,10 @@ def test_list_of_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.Capt
 
 def test_list_describes_a_component_of_any_registry_and_a_class_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "fedprox", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["algorithms"]
+    (entry,) = json.loads(capsys.readouterr().out)["registries"]["algorithms"]
     assert [setting["name"] for setting in entry["settings"]] == ["mu"]
     assert main(["list", "fakes:Toy", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["data"]
+    (entry,) = json.loads(capsys.readouterr().out)["registries"]["data"]
     assert entry["name"] == "fakes:Toy"
     assert entry["summary"].startswith(inspect.getdoc(Toy).partition("\n")[0])
     assert main(["list", "json:JSONDecoder"]) == 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from simfl.commands.output import json_option, print_json
 
 if TYPE_CHECKING:
     from simfl.runs.results import Run
@@ -20,7 +21,6 @@ folder = click.Path(exists=True, file_okay=False, path_type=Path)
 shadows_option = click.option(
     "--shadows", "sweep", type=folder, help="Sweep whose runs with other seeds and partitions are shadow runs."
 )
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -48,7 +48,7 @@ def audit() -> None:
 )
 @click.option("--documents", is_flag=True, help="Canaries are crafted documents, which are trained on like others.")
 @click.option("--save", is_flag=True, help="Keep the audit in RUN for `simfl report`, and log it to the W&B run.")
-@as_json_option
+@json_option
 def canaries(
     run: Path,
     canaries: int | None,
@@ -76,7 +76,7 @@ def canaries(
     if save:
         saved.save(target, found, _log)
     if as_json:
-        click.echo(json.dumps(asdict(found) | {"holds": found.holds}, indent=1))
+        print_json("audit-canaries", asdict(found) | {"holds": found.holds})
     else:
         click.echo("\n".join(report.canary_lines(found)))
     return 0 if found.holds else VIOLATED
@@ -96,7 +96,7 @@ def canaries(
 @click.option("--limit", type=click.IntRange(2), help="Units of each kind, at most.  [default: all]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of examples and units.")
 @click.option("--loss-only", is_flag=True, help="Leave out scores by metric and confidence, which take the most time.")
-@as_json_option
+@json_option
 def membership(
     run: Path,
     unit: str,
@@ -120,7 +120,7 @@ def membership(
     )
     found = membership.attack(target, settings, _log)
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=1))
+        print_json("audit-extraction", asdict(found))
     else:
         click.echo("\n".join(report.membership_lines(found)))
 
@@ -135,7 +135,7 @@ def membership(
 @shadows_option
 @click.option("--limit", type=click.IntRange(1), default=200, show_default=True, help="Fields of each kind, at most.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of fields.")
-@as_json_option
+@json_option
 def extraction(
     run: Path, others: str | None, shadows: tuple[Path, ...], sweep: Path | None, limit: int, seed: int, as_json: bool
 ) -> None:
@@ -147,7 +147,7 @@ def extraction(
     settings = extraction.ExtractionSettings(others, _shadow_runs(target, shadows, sweep), limit, seed)
     found = extraction.extract(target, settings, _log)
     if as_json:
-        click.echo(json.dumps(asdict(found) | {"leaks": found.leaks}, indent=1))
+        print_json("audit-membership", asdict(found) | {"leaks": found.leaks})
     else:
         click.echo("\n".join(report.extraction_lines(found)))
 
@@ -156,14 +156,17 @@ def extraction(
 @click.argument("run", type=folder)
 @click.option("--round", "round_", type=int, required=True, help="Round of the first phase, from 1.")
 @click.option("--client", type=int, required=True, help="Client, from 0.")
-@as_json_option
+@json_option
 def inversion(run: Path, round_: int, client: int, as_json: bool) -> None:
     """Infer from one upload of RUN which tokens its questions contain and which pages they are about."""
     from simfl.audit import inversion, report
     from simfl.runs.results import Run
 
     found = inversion.invert(Run(run), client, round_, _log)
-    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(report.inversion_lines(found)))
+    if as_json:
+        print_json("audit-inversion", asdict(found))
+    else:
+        click.echo("\n".join(report.inversion_lines(found)))
 
 
 def _shadow_runs(target: Run, shadows: tuple[Path, ...], sweep: Path | None) -> list[Run]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 
 from simfl.commands import options
 from simfl.commands.inspection import DIFFERENT, experiment_option, open_run, print_message
+from simfl.commands.output import json_option, print_json
 
 RUN_OR_CARD = "RUN|CARD"
 
@@ -34,7 +34,7 @@ def card(run: Path, file: Path, experiment: str | None) -> None:
 @click.option("--updates", type=click.IntRange(min=0), default=3, show_default=True, help="Client updates to repeat.")
 @click.option("--whole", is_flag=True, help="Repeat every round, and not only those after the last checkpoint but one.")
 @click.option("--seed", type=int, help="Seed of the choice of client updates.  [default: drawn from the system]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @experiment_option
 def verify(source: Path, updates: int, whole: bool, seed: int | None, as_json: bool, experiment: str | None) -> int:
     """Compute again what RUN or CARD claims: bytes, epsilon, scores, client updates, the last aggregation."""
@@ -54,7 +54,7 @@ def verify(source: Path, updates: int, whole: bool, seed: int | None, as_json: b
                 click.echo(check_line(check))
     verdict = verdict_of(checks)
     if as_json:
-        click.echo(json.dumps({"verdict": verdict, "checks": [asdict(check) for check in checks]}, indent=1))
+        print_json("verify", {"verdict": verdict, "checks": [asdict(check) for check in checks]})
     else:
         click.echo(f"{source}: {verdict}")
     return 0 if verdict == "holds" else DIFFERENT

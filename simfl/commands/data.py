@@ -47,7 +47,7 @@ def list_(as_json: bool) -> None:
         rows.append({"name": entry.name, "description": entry.summary, "required": required, "published": sizes})
         table.append((entry.name, ", ".join(required) or "nothing", entry.summary))
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        print_json("data-list", {"data": rows})
     else:
         print_table(("name", "required", "description"), table)
 
@@ -131,12 +131,18 @@ def _plain(value: object) -> object:
 @click.argument("name")
 @settings
 @click.option("--brief", is_flag=True, help="Print one line instead of the card.")
-def build_data(name: str, overrides: tuple[str, ...], brief: bool) -> None:
+@json_option
+def build_data(name: str, overrides: tuple[str, ...], brief: bool, as_json: bool) -> None:
     """Build or read the data set NAME, store it in the cache, and print its card."""
     import time
 
     start = time.monotonic()
     dataset = _component(name, {}, overrides).load(files.cache_folder())
+    if as_json:
+        examples = {split: len(part) for split, part in dataset.splits.items()}
+        content = {"examples": examples, "folder": str(dataset.folder or ""), "sha256": dataset.sha256}
+        print_json("data-build", content | {"card": dict(dataset.card)})
+        return
     if brief:
         total = sum(map(len, dataset.splits.values()))
         seconds = time.monotonic() - start

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 
@@ -21,6 +23,7 @@ from simfl.runtime.ray.cluster import resolve_address, survey
 View = Mapping[str, str | int]  # versions and GPUs of a process
 LIBRARIES = ("torch", "ray", "transformers", "peft", "pyarrow", "opacus")
 OPTIONAL = ("wandb", "tensorboard", "scikit-learn")  # needed only by runs that use them
+HUB, HUB_SECONDS = "https://huggingface.co", 2.0  # the hub, and the limit for connecting to it
 VERSIONS = ("python", "torch", "simfl")  # must be equal on all machines
 
 
@@ -64,8 +67,20 @@ def accounts() -> Iterator[MachineFinding]:
     mode, key = os.environ.get("WANDB_MODE"), "WANDB_API_KEY" in os.environ or _in_netrc("api.wandb.ai")
     text = f"WANDB_MODE {mode}" if mode else "WANDB_MODE not set"
     yield MachineFinding("accounts", "W&B", f"{text}; {'API key found' if key else 'no API key, runs stay offline'}")
-    offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False")
-    yield MachineFinding("accounts", "Hugging Face", "offline (HF_HUB_OFFLINE)" if offline else "online")
+    yield MachineFinding("accounts", "Hugging Face", _hub_state())
+
+
+def _hub_state() -> str:
+    """Return whether the Hugging Face hub is used and answers, by one connection of at most two seconds."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False"):
+        return "offline (HF_HUB_OFFLINE)"
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or HUB)
+    host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((host, port), timeout=HUB_SECONDS).close()
+    except OSError as error:
+        return f"{host} is not reachable ({error.strerror or error}); weights and data must be folders or in the cache"
+    return f"online ({host})"
 
 
 def _in_netrc(host: str) -> bool:

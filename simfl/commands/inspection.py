@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl.commands import options
+from simfl.commands.output import json_option, print_json
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def replay(
 
     result = replay.replay(open_run(run, experiment), round_, client, phase, debug, print_message)
     if as_json:
-        click.echo(json.dumps(asdict(result) | {"equal": result.equal}, indent=1))
+        print_json("replay", asdict(result) | {"equal": result.equal})
     else:
         click.echo("\n".join(replay.replay_lines(result)))
     return 0 if result.equal else DIFFERENT
@@ -59,12 +60,16 @@ def replay(
 @click.option(
     "--again/--no-again", default=True, help="Repeat both runs to find the first step and tensor that differ."
 )
-def diff(a: Path, b: Path, again: bool) -> int:
+@json_option
+def diff(a: Path, b: Path, again: bool, as_json: bool) -> int:
     """Compare two runs: settings, tables, checkpoints, and the first difference."""
     from simfl.debug import diff
 
     found = diff.compare(open_run(a), open_run(b), again, print_message)
-    click.echo("\n".join(diff.diff_lines(found)))
+    if as_json:
+        print_json("diff", asdict(found) | {"equal": found.equal})
+    else:
+        click.echo("\n".join(diff.diff_lines(found)))
     return 0 if found.equal else DIFFERENT
 
 
@@ -103,7 +108,7 @@ def watch(run: str, once: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Folder of runs.")
 @click.option("--ray/--no-ray", default=True, help="Also check Ray: start it, or join the cluster at --address.")
 @options.address
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     """Check this machine for problems that would stop or slow a run, and suggest fixes."""
     from simfl.commands import doctor
@@ -111,7 +116,10 @@ def doctor(out: Path, ray: bool, address: str | None, as_json: bool) -> int:
     if address and not ray:
         raise ConfigError("--address: has no effect with --no-ray")
     found = doctor.examine(out, ray, address)
-    click.echo(json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(doctor.lines(found)))
+    if as_json:
+        print_json("doctor", {"findings": [asdict(one) for one in found]})
+    else:
+        click.echo("\n".join(doctor.lines(found)))
     return DIFFERENT if any(finding.grade == doctor.PROBLEM for finding in found) else 0
 
 
@@ -134,16 +142,17 @@ def grafana(folder: Path) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @options.overrides("Override a setting, e.g. privacy.epsilon=4.")
 @click.option("--seed", type=int, help="Seed to use instead of the experiment's.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def check_privacy(file: Path, overrides: tuple[str, ...], seed: int | None, as_json: bool) -> int:
     """Test the privacy mechanism of the experiment in FILE: units, samples, sensitivity, noise and account."""
     from simfl import config, files
     from simfl.debug import privacy_check
 
     found = privacy_check.check(config.load(file, overrides), files.cache_folder(), seed)
-    click.echo(
-        json.dumps([asdict(f) for f in found], indent=1) if as_json else "\n".join(privacy_check.check_lines(found))
-    )
+    if as_json:
+        print_json("check-privacy", {"findings": [asdict(one) for one in found]})
+    else:
+        click.echo("\n".join(privacy_check.check_lines(found)))
     return 0 if all(one.holds for one in found) else DIFFERENT
 
 

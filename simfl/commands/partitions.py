@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import click
 
 from simfl import files
 from simfl.commands.data import settings
-from simfl.commands.output import print_table
+from simfl.commands.output import json_option, print_json, print_table
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def build(spec: Path, out: Path | None, overrides: tuple[str, ...]) -> None:
 @click.option("--compare", nargs=2, type=spec_file, metavar="A B", help="Compare two specs.")
 @click.option("--of", "column", metavar="COLUMN", help="Column whose values are counted.  [default: `of` of the spec]")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Also draw a figure; needs simfl[plots].")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @settings
 def show(
     spec: Path | None,
@@ -81,7 +80,8 @@ def show(
 
         plot.save(png, numbers, known)
     if as_json:
-        click.echo(json.dumps({name: _summary(n) | {"seen": known[name]} for name, n in numbers.items()}, indent=1))
+        shown = {name: _summary(n) | {"seen": known[name]} for name, n in numbers.items()}
+        print_json("partition-show", {"partitions": shown})
         return
     for name, b in built.items() if spec else ():
         print_table(

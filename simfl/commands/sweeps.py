@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from simfl.commands import options
+from simfl.commands.output import print_json
 from simfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from simfl.reports.protocols import Protocol
 
 FAILED, INTERRUPTED = 1, 130
-FORMATS = ("markdown", "csv", "latex")
+FORMATS = ("markdown", "csv", "latex", "json")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ resources_per_run = options.combine(
 @click.option("--profile", is_flag=True, help="Write trace.json, a timeline, in the folder of each run.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only runs with these names, e.g. 'fedprox*'.")
 @click.option("--list", "as_list", is_flag=True, help="List the names of the runs without running them.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @table_target("the name of FILE, as in bench for bench.yaml")
 @options.overrides("Override a setting of all runs; also seeds=[1], grid.PATH=[…].")
 def sweep(
@@ -115,6 +117,7 @@ def sweep(
     profile: bool,
     only: tuple[str, ...],
     as_list: bool,
+    as_json: bool,
     target: TableTarget,
     overrides: tuple[str, ...],
 ) -> int:
@@ -122,8 +125,14 @@ def sweep(
     if as_list:
         from simfl.sweeps.file import load
 
-        click.echo("\n".join(load(file, overrides, only).labels))
+        labels = list(load(file, overrides, only).labels)
+        if as_json:
+            print_json("sweep-list", {"runs": labels})
+        else:
+            click.echo("\n".join(labels))
         return 0
+    if as_json:
+        raise ConfigError("--json: has no effect without --list; `simfl table FOLDER --form json` prints the results")
     from simfl.runtime.ray import cluster
 
     with cluster.start_early(placement.backend, placement.address):
@@ -179,7 +188,9 @@ def table(
     from simfl.reports.table import compare, paired_test
     from simfl.reports.table_spec import read_spec, restrict_to_results
 
-    formats, found = dict(zip(FORMATS, (markdown, csv, latex), strict=True)), results_of(paths)
+    if format_ == "json" and target.into is not None:
+        raise ConfigError("--into: writes tables of text; use --form markdown, csv or latex")
+    formats, found = {"markdown": markdown, "csv": csv, "latex": latex}, results_of(paths)
     if not metrics and against is None:
         spec = restrict_to_results(read_spec(paths), found)
         metrics, against = spec.metrics, spec.against
@@ -188,6 +199,9 @@ def table(
         comparison = compare(found, metrics, against, paired_test)
     else:
         comparison = compare_by(rules, found, metrics, against)
+    if format_ == "json":
+        print_json("table", comparison.json())
+        return
     text = formats[format_](comparison)
     if target.into is None:
         click.echo(text, nl=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from simfl import __version__, files
+from simfl.commands.output import json_option, print_json
 from simfl.errors import ConfigError, nearest
 
 PACKAGED = Path(__file__).parents[1] / "experiments"  # in a wheel, see setup.py
@@ -20,9 +21,12 @@ NAME = re.compile(r"^name:.*$", re.MULTILINE)
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--from", "template", metavar="NAME", help="Experiment included in simfl.")
 @click.option("--list", "as_list", is_flag=True, help="List the included experiments.")
-def new(file: Path | None, template: str | None, as_list: bool) -> None:
+@json_option
+def new(file: Path | None, template: str | None, as_list: bool, as_json: bool) -> None:
     """Write a copy of an included experiment to FILE."""
-    if as_list:
+    if as_list and as_json:
+        print_json("new-list", {"experiments": {name: summary(path) for name, path in templates().items()}})
+    elif as_list:
         width = max(len(name) for name in templates())
         for name, path in templates().items():
             click.echo(f"{name:<{width}}  {summary(path)}")

@@ -68,10 +68,12 @@ def find(name: str) -> dict[str, list[Entry]]:
             if isinstance(component, type) and issubclass(component, spec.kind):
                 return {registry: [entry(name, spec.find(name, "list"), spec.key)]}
         raise ConfigError(f"list: {name!r} is not a class of one of the registries {', '.join(REGISTRIES)}")
-    found = {kind: [one for one in entries(kind) if one.name == name] for kind in NAMES if name in _known(kind)}
+    found = {kind: [one for one in entries(kind) if one.name == name] for kind in NAMES if name in known(kind)}
     if not found:
-        known = {component for kind in NAMES for component in _known(kind)}
-        hint = nearest(name, known) if closest(name, known) and not closest(name, NAMES) else nearest(name, NAMES)
+        all_names = {component for kind in NAMES for component in known(kind)}
+        hint = (
+            nearest(name, all_names) if closest(name, all_names) and not closest(name, NAMES) else nearest(name, NAMES)
+        )
         raise ConfigError(f"list: unknown name {name!r}; {hint}")
     return found
 
@@ -79,14 +81,15 @@ def find(name: str) -> dict[str, list[Entry]]:
 def entries(registry: str) -> list[Entry]:
     """Describe a registry; `optimizers` are torch's, and `sections` are the keys of an experiment file."""
     if registry == "optimizers":
-        return [_torch_entry(name) for name in LOCAL_OPTIMIZERS]
+        return [torch_entry(name) for name in LOCAL_OPTIMIZERS]
     if registry == "sections":
         return [entry(name.lower(), getattr(experiment, name, None) or getattr(profiles, name)) for name in SECTIONS]
-    known = REGISTRIES[registry]
-    return [entry(name, component, known.key) for name, component in known.components.items()]
+    spec = REGISTRIES[registry]
+    return [entry(name, component, spec.key) for name, component in spec.components.items()]
 
 
-def _known(registry: str) -> Iterable[str]:
+def known(registry: str) -> Iterable[str]:
+    """Return the names in a registry, in `optimizers` or in `sections`; this imports no component."""
     if registry == "optimizers":
         return LOCAL_OPTIMIZERS
     return [name.lower() for name in SECTIONS] if registry == "sections" else REGISTRIES[registry].components
@@ -106,7 +109,13 @@ def entry(name: str, component: type, key: str = "") -> Entry:
     return Entry(name, _summary(component), tuple(s for s in settings if s.name != key))
 
 
-def _torch_entry(name: str) -> Entry:
+def hints_of(component: type) -> dict[str, object]:
+    """Return the types of the fields of a dataclass, with their limits."""
+    return get_type_hints(component, include_extras=True)
+
+
+def torch_entry(name: str) -> Entry:
+    """Describe a local optimizer of torch."""
     cls = LOCAL_OPTIMIZERS[name]
     hints, parameters = get_type_hints(cls.__init__), inspect.signature(cls).parameters
     settings = tuple(

@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import torch
 
+from simfl.config.key_index import hint_for, kind_of
 from simfl.config.registries import RegistrySpec, registry_of
 from simfl.constraints import Constraint, FiniteFloat, NonNegativeFloat, NonNegativeInt
 from simfl.data.transform import Transform
 from simfl.errors import ConfigError, Problems, closest, nearest
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 from simfl.safe_text import has_secret, mask_secrets
+from simfl.yaml_text import in_one_line
 
 DEFAULT_LIMITS: dict[object, object] = {int: NonNegativeInt, float: NonNegativeFloat}  # if a hint has no limits
 IMPLIED = {"of": "own", "rows": "rows"}  # the component of a mapping without a name, by a setting that only it has
@@ -84,7 +86,7 @@ def read(hint: object, value: object, path: str) -> Any:
         return (
             value
             if isinstance(value, hint)
-            else build(hint, _mapping(value, path, f"a mapping of keys to values (keys: {keys})"), path)
+            else build(hint, _mapping(value, path, f"a mapping of keys to values (keys: {keys})", hint), path)
         )
     return value  # `object` and `Any` accept every value
 
@@ -184,10 +186,55 @@ def _read_tuple(hint: object, value: object, path: str) -> tuple[object, ...]:
     return tuple(items)
 
 
-def _mapping(value: object, path: str, expected: str = "a mapping of keys to values") -> Mapping[str, object]:
+def _mapping(
+    value: object, path: str, expected: str = "a mapping of keys to values", section: type | None = None
+) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path or 'experiment'}: {shown(value)} is not {expected}")
+        example = "{KEY: VALUE}" if section is None else in_one_line(example_of(section))
+        key = path.rpartition(".")[2] or "experiment"
+        such_as = f"{key}: {example}" if not key.isdecimal() else f"- {example}"
+        raise ConfigError(f"{path or 'experiment'}: {shown(value)} is not {expected}, such as {such_as}")
     return value
+
+
+def example_of(section: type, most: int = 2) -> dict[str, object]:
+    """Return a mapping that a section accepts: its required keys, and others with their default, as plain YAML."""
+    hints, found = _hints(section), dict[str, object]()
+    for field in fields(section):
+        value = default(field)
+        if value is MISSING:
+            found[field.name] = sample_of(hints[field.name])
+        elif len(found) < most and isinstance(plain := _short(value), (bool, int, float, str)):
+            found[field.name] = plain
+    return found
+
+
+def _short(value: object) -> object:
+    """Return a component as its name; any other value is unchanged."""
+    registry = next((one for base in type(value).__mro__ if (one := registry_of(base))), None)
+    return value if registry is None else registry.name_of(type(value))
+
+
+def sample_of(hint: object) -> object:
+    """Return a value that a type accepts, as plain YAML."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        fits = [one for one in (1, 0.5, "text") if isinstance(one, arguments[0])]
+        return next((one for one in fits if arguments[1].check(one)), "…")
+    if origin is Literal:
+        return arguments[0]
+    if _is_union(origin):
+        return sample_of(next(one for one in arguments if one is not type(None)))
+    if origin is tuple:
+        return [sample_of(arguments[0])]
+    if hint is LocalOptimizer:
+        return "sgd"
+    if isinstance(hint, type) and (registry := registry_of(hint)):
+        return next(iter(registry.components))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return example_of(hint)
+    samples: dict[object, object] = {bool: True, int: 1, float: 0.5, str: "NAME"}
+    return samples.get(hint, {"NAME": sample_of(arguments[1])} if len(arguments) == 2 else "package.module:name")
 
 
 def _read_component(registry: RegistrySpec, value: object, path: str) -> object:
@@ -201,6 +248,8 @@ def _read_component(registry: RegistrySpec, value: object, path: str) -> object:
         elif (wrapped := registry.wrapped(value)) is not None:
             return wrapped
     name, given = _name_and_settings(value, path, registry.key)
+    if isinstance(name, str) and ":" not in name and not registry.has(name) and (hint := kind_of(name, registry)):
+        raise ConfigError(f"{path}: unknown {name!r}; {hint}")
     component = registry.find(name, path)
     return build(component, given, path, registry.name_of(component))
 
@@ -334,4 +383,4 @@ def _refuse_key(key: str, value: object, path: str, name: str, known: Iterable[s
     if RENAMED_KEYS.get(key, "") in known:
         raise ConfigError(f"{_join(path, key)}: renamed to {RENAMED_KEYS[key]}")
     fault = f"{name} has no key {key!r}" if name else "unknown key"
-    raise ConfigError(f"{_join(path, key)}: {fault} (given {shown(value)}); {nearest(key, known)}")
+    raise ConfigError(f"{_join(path, key)}: {fault} (given {shown(value)}); {hint_for(key, known)}")

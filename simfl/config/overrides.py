@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from simfl.config.fields import RENAMED_KEYS, shown
-from simfl.errors import ConfigError, nearest
+from simfl.config.key_index import hint_for
+from simfl.errors import ConfigError
 from simfl.experiment import Experiment, Phase
 from simfl.yaml_text import parsed
 
@@ -51,7 +52,7 @@ def resolve(given: Mapping[str, object], path: str) -> list[str]:
 def _refuse(head: str, path: str) -> None:
     if RENAMED_KEYS.get(head) in (*TOP, *PHASE):
         raise ConfigError(f"{head}: renamed to {RENAMED_KEYS[head]}")
-    hint = nearest(head, [*TOP, *PHASE])
+    hint = hint_for(head, [*TOP, *PHASE])
     raise ConfigError(f"{path or repr(path)}: neither an experiment nor a phase has the key {head!r}; {hint}")
 
 

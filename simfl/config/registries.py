@@ -37,6 +37,10 @@ class RegistrySpec:
         """Turn a Python object given in place of a name into a component; None if this is not possible."""
         return imported(self.wrap)(value) if self.wrap else None
 
+    def has(self, name: str) -> bool:
+        """Return whether a component has this name, or another one that stands for it."""
+        return name in self.components or name in self.other_names
+
     def find(self, name: str | type, path: str) -> type:
         """Return the component class for a name, a `package.module:Class`, or a class.
 

@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ColumnUse:
-    """How the columns of the split train are used."""
+    """Use of the columns of the split train."""
 
     read: dict[str, str]  # simfl's name -> column of the source
     kept: tuple[str, ...]  # further columns, to partition or to group by

@@ -69,6 +69,32 @@ class Comparison:
         best = min if metric.endswith(":deviation") or metric.startswith(COST) else max
         return {i for i, value in means.items() if value == best(means.values())} if len(means) > 1 else set()
 
+    def json(self) -> JsonObject:
+        """Return the comparison as plain values: the settings, seeds, scores and bytes of each row."""
+        return {
+            "settings": list(self.settings),
+            "metrics": list(self.metrics),
+            "reference": self.reference,
+            "rows": [self._row_json(number, row) for number, row in enumerate(self.rows)],
+        }
+
+    def _row_json(self, number: int, row: ComparisonRow) -> JsonObject:
+        scores = {
+            metric: {
+                "mean": one.mean, "deviation": one.deviation, "values": list(one.values), "p": one.p,
+                "best": number in self.best(metric),
+            }
+            for metric, one in row.scores.items()
+        }  # fmt: skip
+        return {
+            "varied": dict(row.varied),
+            "runs": [run.label for run in row.runs],
+            "status": [run.status for run in row.runs],
+            "scores": scores,
+            "bytes": {direction: row.mean_of("bytes", direction) for direction in ("download", "upload")},
+            "seconds": row.mean_of("seconds", "total"),
+        }
+
 
 Test = Callable[[ComparisonRow, ComparisonRow, str], Difference | None]  # row, reference, metric
 

@@ -49,7 +49,7 @@ def test_data_list_shows_every_data_set_and_its_required_settings(capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in DATA)
     assert main(["data", "list", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["data"]}
     assert rows["due"]["required"] == ["path"]
     assert rows["gqa"]["published"]["train"] == 943000
 
@@ -105,7 +105,7 @@ def test_data_check_lists_all_faults_of_data_from_python(tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (["nowhere"], "'nowhere' is neither package.module:name nor a .yaml file; a path needs --as FORMAT"),
+        (["nowhere"], "'nowhere' is no file or folder, no package.module:name, and no .yaml file of an exp"),
         (["nowhere", "--as", "image_folder"], "Path 'nowhere' does not exist."),
         (["os:nowhere"], "TARGET: os has no 'nowhere'"),
         (["..:a"], "TARGET: '..:a' is not package.module:name"),
@@ -191,7 +191,7 @@ def test_partition_show_compares_two_specs(spec, tmp_path, capsys):
         spec.read_text().replace("by_domain", "iid").replace("{by: natural, column: domain}", "{by: iid, clients: 3}")
     )
     assert main(["partition", "show", "--compare", str(spec), str(other), "--json"]) == 0
-    summaries = json.loads(capsys.readouterr().out)
+    summaries = json.loads(capsys.readouterr().out)["partitions"]
     assert {name: numbers["clients"] for name, numbers in summaries.items()} == {"by_domain": 2, "iid": 3}
     assert main(["partition", "show", str(spec), "--compare", str(spec), str(other)]) == 2
 

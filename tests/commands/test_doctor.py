@@ -85,7 +85,7 @@ def test_a_problem_has_exit_code_1_and_its_fix_is_printed_last(
         "1 problem would stop a run",
     ]
     assert main(["doctor", "--no-ray", "--json", "--out", str(tmp_path)]) == 1
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["findings"]
     assert [row["item"] for row in rows if row["grade"] == "problem"] == ["open files"]
 
 

@@ -33,7 +33,7 @@ def planned(capsys, *arguments):
 def test_the_json_has_exactly_the_documented_keys(file, capsys):
     found = json.loads(planned(capsys, file, "--json"))
     keys = {"model", "message", "messages", "bytes", "charged", "privacy", "memory"}
-    assert found.keys() == keys | {"phases"}
+    assert found.keys() == keys | {"phases", "schema"}
     assert [phase.keys() for phase in found["phases"]] == [keys | {"time"}]
     for level in (found, *found["phases"]):
         assert level["model"].keys() == {"parameters", "trained", "shared", "personal_params"}
