@@ -91,3 +91,24 @@ def test_the_wheel_contains_the_experiments(tmp_path: Path) -> None:
         assert "simfl/py.typed" in packed.namelist()
     there = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in (ROOT / "experiments").rglob("*.yaml")}
     assert held == {f"simfl/{name}": content for name, content in there.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["algorithm", "data", "model", "experiment"])
+def test_a_template_passes_its_test(kind: str, tmp_path: Path) -> None:
+    assert main(["new", str(tmp_path / "mine_own"), "--kind", kind]) == 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine_own.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_templates_are_refused_where_they_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(tmp_path / "mine_own.py"), "--kind", "data"]) == 0
+    wrong = {"mine_own.py": "exists already", "my-own.py": "allowed: a name of a Python module", "a.yaml": "ending .py"}
+    capsys.readouterr()
+    for name, message in (*wrong.items(), ("json.py", "a Python module 'json' exists already")):
+        assert main(["new", str(tmp_path / name), "--kind", "data"]) == 2
+        assert message in capsys.readouterr().err
+    compile((tmp_path / "mine_own.py").read_text(), "mine_own.py", "exec")
+    assert main(["new", str(tmp_path / "e.yaml"), "--kind", "experiment"]) == 0
+    config.load(tmp_path / "e.yaml")
