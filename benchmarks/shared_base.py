@@ -95,6 +95,7 @@ def questions(count: int, clients: int, pixels: int) -> list[dict[str, Any]]:
     for number in range(count * clients):
         page = Image.new("RGB", (side, side), "white")
         pen = ImageDraw.Draw(page)
+        pen.text((side // 2, 10), f"page {number}", fill="black")  # no page is that of two clients
         for line in range(8):
             pen.text((10, 10 + line * side // 9), f"field {line}: {(number * 7 + line) % 97}", fill="black")
         out = io.BytesIO()
