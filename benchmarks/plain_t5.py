@@ -167,6 +167,15 @@ def measure(batch: int, steps: int, compiled: bool = True) -> dict[str, Any]:
     }
 
 
+def as_line(row: dict[str, Any]) -> str:
+    """Format a row for a terminal."""
+    share = "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+    return (
+        f"{row['work']:10} batch {row['batch']:3} {row['program']:9} {row['examples_per_second']:7.1f} examples/s"
+        f"  MFU {share}  start {row['start_seconds']:.1f} s  {row['peak_bytes'] / 2**30:.2f} GiB"
+    )
+
+
 def main() -> None:
     """Measure all batch sizes, print the rows, and write them if a file is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plain_t5", description=__doc__.splitlines()[0])
@@ -179,12 +188,7 @@ def main() -> None:
     for batch in given.batches:
         row = measure(batch, given.steps, not given.eager)
         rows.append(row)
-        share = "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
-        print(
-            f"plain_t5 batch {batch:3} {row['program']:9} {row['examples_per_second']:7.0f} examples/s  MFU {share}"
-            f"  start {row['start_seconds']:.1f} s  {row['peak_bytes'] / 2**30:.2f} GiB",
-            flush=True,
-        )
+        print(as_line(row), flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n")
 
