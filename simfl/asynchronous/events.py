@@ -15,9 +15,10 @@ and earlier rounds by starting again: nothing of the schedule is stored in a che
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +29,10 @@ from simfl.seeds import rng
 BLOCK = 1 << 14  # clients that are drawn at a time
 NEVER = 1 << 62  # instant that is never reached
 NUM_KEPT = 4  # rounds that can be asked for again
+AHEAD = 2048  # updates whose durations are computed at once, before they are asked for
+FIRST_DRAWS = 24  # of the draws of a sample, those that are searched for the client that it will find
+
+Likely = Callable[[], tuple[np.ndarray, np.ndarray]]  # clients and numbers of their updates, both int64 [n]
 
 
 class UpdateTimes(Protocol):
@@ -37,14 +42,21 @@ class UpdateTimes(Protocol):
     def fixed(self) -> np.ndarray | None:
         """Duration of any update of each client, int64 [K], if all clients are always available and never fail."""
 
+    @property
+    def always(self) -> bool:
+        """True if every client is available at any time."""
+
     def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n].
 
         `index` is the number of each client's update in the phase, from 0, int64 [n].
         """
 
-    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
-        """Return the same of one update."""
+    def finish_one(self, client: int, start: int, index: int, likely: Likely | None = None) -> tuple[int, bool]:
+        """Return the same of one update; `likely` names updates that may be asked for next, to compute them at once."""
+
+    def is_available(self, client: int, instant: int) -> bool:
+        """Return whether a client is available."""
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         """Return the first instant from `instant` on at which each client is available, int64 [n]; or `NEVER`."""
@@ -224,12 +236,12 @@ class _Server:
             if fixed is not None:
                 end, arrives = self.now + int(fixed[client]), True
             else:
-                end, arrives = self.times.finish_one(client, self.now, int(self.started[client]))
+                index = int(self.started[client])
+                end, arrives = self.times.finish_one(client, self.now, index, self._likely)
+                self.started[client] = index + 1
             heappush(self.in_flight, (end, client, self.version, arrives))
         else:
             self._start(chosen)
-        if self.times.fixed is None:
-            self.started[chosen] += 1
         self.users[self.version] = self.users.get(self.version, 0) + len(chosen)
         this.sampled += chosen
         return wake
@@ -237,6 +249,7 @@ class _Server:
     def _start(self, chosen: list[int]) -> None:
         clients = np.array(chosen, np.int64)
         ends, arrive = self.times.finish(clients, self.now, self.started[clients])
+        self.started[clients] += 1
         events = zip(ends.tolist(), chosen, [self.version] * len(chosen), arrive.tolist(), strict=True)
         if 4 * len(chosen) > len(self.in_flight):
             self.in_flight += events
@@ -244,6 +257,15 @@ class _Server:
             return
         for event in events:
             heappush(self.in_flight, event)
+
+    def _likely(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return updates that probably start next: clients and numbers of their updates, int64 [n]."""
+        clients = self.sampler.likely(self.now)
+        order = np.argsort(clients, kind="stable")
+        ascending = clients[order]
+        earlier = np.empty_like(clients)  # updates of the same client before each
+        earlier[order] = np.arange(len(clients)) - np.searchsorted(ascending, ascending)
+        return clients, self.started[clients] + earlier
 
     def _check_progress(self, this: _Round) -> None:
         """Raise RunError if nothing will ever happen again; else all clients have been tried in this round."""
@@ -284,7 +306,7 @@ class _Sampler:
         self.num_clients, self.times = num_clients, times
         self.names = (seed, phase)
         self.busy, self.num_busy = bytearray(num_clients), 0
-        self.drawn: Iterator[int] = self._draws()
+        self.draws = _Draws(num_clients, seed, phase)
         self.num_enumerated = 0  # times that all idle clients were listed
         self.none_until = -1  # before this instant no idle client is available, unless one is released
 
@@ -325,19 +347,60 @@ class _Sampler:
 
     def _by_rejection(self, count: int, now: int) -> list[int]:
         """Draw clients until enough are idle and available, or the draws become futile."""
+        if self._is_crowded:
+            return []
+        most = _num_draws(count)
+        if self.times.fixed is not None:
+            chosen = self._first_idle(islice(self.draws.singly, most), count)
+        else:
+            chosen = self._first_free(self.draws.take(most), count, now)
+        self.num_busy += len(chosen)
+        return chosen
+
+    def _first_free(self, drawn: np.ndarray, count: int, now: int) -> list[int]:
+        """Return the first `count` idle and available clients, which are busy from now on."""
+        if self.times.always:
+            size, free = 2 * count, None
+        else:
+            size, free = 4 * count, partial(self.times.is_available, instant=now)
+        chosen, used = list[int](), 0
+        while used < len(drawn) and len(chosen) < count:
+            some = drawn[used : used + size].tolist()
+            chosen += self._first_idle(some if free is None else filter(free, some), count - len(chosen))
+            used += size
+        return chosen
+
+    def _first_idle(self, drawn: Iterable[int], count: int) -> list[int]:
+        """Return the first `count` idle clients, which are busy from now on."""
         busy, chosen = self.busy, list[int]()
-        draws = islice(self.drawn, 64 + 4 * count) if 2 * self.num_busy < self.num_clients else iter(())
-        if self.times.fixed is None:
-            drawn = np.fromiter(draws, np.int64)
-            draws = iter(drawn[self.times.next_available(drawn, now) <= now].tolist())
-        for client in draws:
+        for client in drawn:
             if not busy[client]:
                 busy[client] = 1
                 chosen.append(client)
                 if len(chosen) == count:
                     break
-        self.num_busy += len(chosen)
         return chosen
+
+    @property
+    def _is_crowded(self) -> bool:
+        """True if at least half of the clients are busy, so that idle ones are listed and not drawn."""
+        return 2 * self.num_busy >= self.num_clients
+
+    def likely(self, now: int) -> np.ndarray:
+        """Return up to `AHEAD` clients that will probably be sampled next, one at a time, int64 [n].
+
+        A guess: what is sampled depends on which clients come back until then.
+        """
+        if self.num_clients <= AHEAD:
+            return np.resize(np.arange(self.num_clients, dtype=np.int64), AHEAD)
+        busy = np.frombuffer(self.busy, np.uint8)
+        if self._is_crowded:
+            return np.flatnonzero(busy == 0)[:AHEAD]
+        size = _num_draws(1)
+        drawn = self.draws.peek(AHEAD * size).reshape(AHEAD, size)[:, :FIRST_DRAWS]
+        free = (busy[drawn] == 0) & (self.times.next_available(drawn.ravel(), now) <= now).reshape(drawn.shape)
+        found: np.ndarray = drawn[np.arange(AHEAD), free.argmax(axis=1)]
+        return found
 
     def _by_enumeration(self, count: int, now: int) -> tuple[list[int], int]:
         """Sample among all idle clients that are available; also return when the next one will be."""
@@ -356,10 +419,43 @@ class _Sampler:
         chosen = rng(seed, "idle", phase, self.num_enumerated).choice(available, size=count, replace=False)
         return self._take(np.sort(chosen).tolist()), NEVER
 
-    def _draws(self) -> Iterator[int]:
-        """Yield clients, drawn uniformly with replacement."""
+
+def _num_draws(count: int) -> int:
+    """Return after how many draws for a sample of `count` clients the idle ones are listed instead."""
+    return 64 + 4 * count
+
+
+class _Draws:
+    """Clients, drawn uniformly with replacement: singly or many at once."""
+
+    def __init__(self, num_clients: int, seed: int, phase: int) -> None:
+        self.num_clients, self.names = num_clients, (seed, phase)
+        self.drawn, self.at, self.num_blocks = np.empty(0, np.int64), 0, 0
+        self.singly = (client for _ in count() for client in self._block().tolist())
+
+    def take(self, count: int) -> np.ndarray:
+        """Return the next draws, int64 [count]."""
+        begin = self.at
+        self.at += count
+        if self.at > len(self.drawn):
+            self._extend(begin, count)
+            begin, self.at = 0, count
+        return self.drawn[begin : self.at]
+
+    def peek(self, count: int) -> np.ndarray:
+        """Return draws to come without taking them, int64 [count]."""
+        found = self.take(count)
+        self.at -= count
+        return found
+
+    def _extend(self, begin: int, count: int) -> None:
+        """Draw blocks until there are `count` draws from `begin` on; these are then the first ones."""
+        blocks = [self.drawn[begin:]]
+        while sum(map(len, blocks)) < count:
+            blocks.append(self._block())
+        self.drawn = np.concatenate(blocks)
+
+    def _block(self) -> np.ndarray:
         seed, phase = self.names
-        block = 0
-        while True:
-            yield from rng(seed, "dispatch", phase, block).integers(self.num_clients, size=BLOCK).tolist()
-            block += 1
+        self.num_blocks += 1
+        return rng(seed, "dispatch", phase, self.num_blocks - 1).integers(self.num_clients, size=BLOCK)

@@ -36,6 +36,8 @@ def check_availability(availability: Availability) -> Iterator[str]:
             yield f"`next_available` at {instant} returns an earlier instant"
         if not np.array_equal(until > instant, start == instant):
             yield f"at {instant} the two questions disagree about who is available"
+        if [schedule.available_until_one(client, instant) for client in range(CLIENTS)] != until.tolist():
+            yield f"`available_until_one` at {instant} differs from `available_until`"
         known = start < FOREVER
         if not np.array_equal(schedule.next_available(clients[known], start[known]), start[known]):
             yield f"a client is not available at the instant that `next_available` returns for {instant}"

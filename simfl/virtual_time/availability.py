@@ -6,8 +6,10 @@ so a simulation jumps from event to event and never polls.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -35,6 +37,10 @@ class AvailabilitySchedule(Protocol):
         A client is unavailable from this instant on. For a client that is not available at `instant`, `instant`.
         """
         ...
+
+    def available_until_one(self, client: int, instant: int) -> int:
+        """Return the same of one client; own schedules that derive from this class need not define it."""
+        return int(self.available_until(np.array([client]), instant)[0])
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Always(Availability):
         return AlwaysSchedule()
 
 
-class AlwaysSchedule:
+class AlwaysSchedule(AvailabilitySchedule):
     """Schedule without gaps."""
 
     def next_available(self, clients: np.ndarray, instant: np.ndarray | int) -> np.ndarray:
@@ -79,6 +85,10 @@ class AlwaysSchedule:
     def available_until(self, clients: np.ndarray, instant: np.ndarray | int) -> np.ndarray:
         """Return `FOREVER` for every client."""
         return np.full(clients.shape, FOREVER, np.int64)
+
+    def available_until_one(self, client: int, instant: int) -> int:
+        """Return `FOREVER`."""
+        return FOREVER
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ class Diurnal(Availability):
 
 
 @dataclass(frozen=True)
-class WindowSchedule:
+class WindowSchedule(AvailabilitySchedule):
     """One window per client and period; all values are nanoseconds."""
 
     shift: np.ndarray  # start of each client's window within the period, int64 [K]
@@ -128,6 +138,14 @@ class WindowSchedule:
         position = (at - self.shift[clients]) % self.period
         end = np.where(position < length, at + length - position, at)
         return np.where(length == self.period, FOREVER, end)
+
+    def available_until_one(self, client: int, instant: int) -> int:
+        """Return the end of the window; a window of the whole period has none."""
+        length = int(self.length[client])
+        if length == self.period:
+            return FOREVER
+        position = (instant - int(self.shift[client])) % self.period
+        return instant + length - position if position < length else instant
 
 
 @dataclass(frozen=True)
@@ -206,7 +224,7 @@ def _merged(intervals: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
 
 
 @dataclass(frozen=True)
-class IntervalSchedule:
+class IntervalSchedule(AvailabilitySchedule):
     """Intervals of clients: each follows one trace of a table, delayed by its shift."""
 
     table: IntervalTable
@@ -235,6 +253,28 @@ class IntervalSchedule:
         wraps = inside & (self.table.ends[index] == self.table.periods[trace]) & (self.table.starts[opening] == 0)
         end = base + self.table.ends[index] + np.where(wraps, self.table.ends[opening], 0)
         return np.where(wraps & (index == opening), FOREVER, np.where(inside, end, at))
+
+    def available_until_one(self, client: int, instant: int) -> int:
+        """Return the end of the interval; one that lasts until the next period's first one ends with that."""
+        starts, ends, first, periods = self._lists
+        trace = int(self.traces[client])
+        opening, last, period = first[trace], first[trace + 1], periods[trace]
+        position = instant - int(self.shift[client])
+        if period < FOREVER:
+            position %= period
+        found = bisect_right(ends, position, opening, last)
+        if found == last or starts[found] > position:
+            return instant
+        wraps = ends[found] == period and starts[opening] == 0
+        if wraps and found == opening:
+            return FOREVER
+        return instant - position + ends[found] + (ends[opening] if wraps else 0)
+
+    @cached_property
+    def _lists(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Starts, ends, first intervals and periods of the table."""
+        table = self.table
+        return table.starts.tolist(), table.ends.tolist(), table.first.tolist(), table.periods.tolist()
 
     def _find(
         self, clients: np.ndarray, instant: np.ndarray | int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import numpy as np
 from simfl.virtual_time.instants import FOREVER, nanoseconds, seconds
 from simfl.virtual_time.profiles import ClientProfiles, Durations, Work, durations, failures
 
-NUM_TABLES = 8  # first updates of each client whose times are drawn for all clients at once
+MOST_AHEAD = 1 << 16  # updates whose times are kept before they are asked for
 Message = tuple[Mapping[str, int | str], ...]  # one ledger row per part
 
 
@@ -91,6 +91,11 @@ class ClientTimes:
             return None
         return self.nominal.total
 
+    @property
+    def always(self) -> bool:
+        """True if every client is available at any time."""
+        return self.profiles.always
+
     def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return when updates that start at `start` end, int64 [n], and whether they arrive, bool [n].
 
@@ -102,20 +107,41 @@ class ClientTimes:
         arrival = start + total
         return np.minimum(arrival, lost_at), arrival <= lost_at
 
-    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
-        """Return when one update ends and whether it arrives; the first updates of all clients are drawn at once."""
-        if index >= NUM_TABLES:
-            ends, arrive = self.finish(np.array([client]), start, np.array([index]))
-            return int(ends[0]), bool(arrive[0])
-        if index not in self._tables:
-            everyone = np.arange(len(self.profiles), dtype=np.int64)
-            self._tables[index] = self._spans(everyone, np.full(len(everyone), index))
-        total, failed = self._tables[index]
-        arrival, lost_at = start + int(total[client]), start + int(failed[client])
+    def finish_one(
+        self, client: int, start: int, index: int, likely: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
+    ) -> tuple[int, bool]:
+        """Return when one update ends and whether it arrives.
+
+        `likely` returns clients and numbers of updates that may be asked for next, both int64 [n]: if this one has not
+        been computed, all of them are computed at once, since arrays of some hundreds take the time of a single number.
+        """
+        span = self._ahead.pop((client, index), None)
+        if span is None:
+            span = self._compute_ahead(client, index, likely)
+        arrival, lost_at = start + span[0], FOREVER if span[1] == FOREVER else start + span[1]
         if not self.profiles.always:
-            until = self.profiles.availability.available_until(np.array([client]), start)
-            lost_at = min(lost_at, int(until[0]))
+            lost_at = min(lost_at, self.profiles.availability.available_until_one(client, start))
         return min(arrival, lost_at), arrival <= lost_at
+
+    def _compute_ahead(
+        self, client: int, index: int, likely: Callable[[], tuple[np.ndarray, np.ndarray]] | None
+    ) -> tuple[int, int]:
+        """Return the span of an update, and keep those of likely ones."""
+        clients, numbers = np.array([client]), np.array([index])
+        if likely is not None:
+            others = likely()
+            clients, numbers = np.concatenate([clients, others[0]]), np.concatenate([numbers, others[1]])
+        if len(self._ahead) > MOST_AHEAD:
+            self._ahead.clear()
+        total, failed = self._spans(clients, numbers)
+        names = zip(clients.tolist(), numbers.tolist(), strict=True)
+        self._ahead.update(zip(names, zip(total.tolist(), failed.tolist(), strict=True), strict=True))
+        return self._ahead.pop((client, index))
+
+    @cached_property
+    def _ahead(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Spans of updates that have not been asked for, by client and number of the update."""
+        return {}
 
     def _spans(self, clients: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the duration of each update and the time after which it fails, int64 [n]; `FOREVER`: it does not."""
@@ -125,10 +151,9 @@ class ClientTimes:
         failed = np.floor(np.where(fails, fraction, 0.0) * total).astype(np.int64)
         return total, np.where(fails, failed, FOREVER)
 
-    @cached_property
-    def _tables(self) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """The spans of the first updates of all clients, by the number of the update."""
-        return {}
+    def is_available(self, client: int, instant: int) -> bool:
+        """Return whether a client is available."""
+        return self.profiles.always or self.profiles.availability.available_until_one(client, instant) > instant
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         """Return the first instant from `instant` on at which each client is available, int64 [n]."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from simfl.asynchronous.events import NEVER, EventSchedule, Pace, ScheduledRound
+from simfl.asynchronous.events import NEVER, EventSchedule, Likely, Pace, ScheduledRound
 from simfl.errors import ConfigError, RunError
 from simfl.seeds import rng
 from simfl.virtual_time.availability import Always, Diurnal
@@ -31,13 +31,20 @@ class Given:
     def fixed(self) -> np.ndarray | None:
         return None if self.lost or self.away else np.array(self.durations, np.int64)
 
+    @property
+    def always(self) -> bool:
+        return not self.away
+
     def finish(self, clients: np.ndarray, start: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ends = start + np.array(self.durations, np.int64)[clients]
         names = zip(clients.tolist(), index.tolist(), strict=True)
         return ends, np.array([name not in self.lost for name in names], bool)
 
-    def finish_one(self, client: int, start: int, index: int) -> tuple[int, bool]:
+    def finish_one(self, client: int, start: int, index: int, likely: Likely | None = None) -> tuple[int, bool]:
         return start + self.durations[client], (client, index) not in self.lost
+
+    def is_available(self, client: int, instant: int) -> bool:
+        return self.away.get(client, 0) <= instant
 
     def next_available(self, clients: np.ndarray, instant: int) -> np.ndarray:
         return np.array([max(instant, self.away.get(client, 0)) for client in clients.tolist()], np.int64)
@@ -265,3 +272,21 @@ def test_times_of_one_update_are_those_of_many(index: int) -> None:
     one_by_one = [times.finish_one(client, 7 * 10**9, index) for client in range(40)]
     assert one_by_one == list(zip(ends.tolist(), arrive.tolist(), strict=True))
     assert 0 < arrive.sum() < 40
+
+
+@pytest.mark.parametrize("clients", [40, 3000])  # below and above the number of updates that are computed at once
+def test_durations_that_are_computed_ahead_are_those_of_single_updates(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile(jitter=0.5, failure_rate=0.2, availability=Diurnal(period=600.0, zones=600.0, share=0.5))
+    size, examples = np.full(clients, 10**6), np.arange(clients) + 1.0
+    profiles = client_profiles(profile, clients, 0)
+
+    def rounds() -> list[ScheduledRound]:
+        times = ClientTimes(profiles, 0, 1e9, size, size, np.ones(clients, np.int64), examples)
+        found = EventSchedule(Pace(15, 2), clients, times, 1, 0)
+        return [found.round(number) for number in range(40)]
+
+    ahead, single = rounds(), ClientTimes.finish_one
+    monkeypatch.setattr(ClientTimes, "finish_one", lambda self, *update: single(self, *update[:3]))
+    assert rounds() == ahead
