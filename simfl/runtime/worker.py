@@ -27,6 +27,7 @@ from simfl.runtime.gpu_monitor import GpuMonitor, peak_memory, processor
 from simfl.runtime.watchdog import Watchdog
 from simfl.timing import Clock, clocked, timed
 from simfl.training.cohort import train_cohort
+from simfl.training.compiled import keep_programs
 from simfl.training.context import PhaseContext
 from simfl.training.data_parallel import MicroBatch, PartialGradient, SharedStepInputs
 from simfl.training.executor import Executor, compiled_steps
@@ -89,6 +90,8 @@ class Worker:
         keep_freed_memory()
         if config.device == "cuda":
             _set_gpu_precision(config.experiment.deterministic)
+        if config.device == "cuda" or config.experiment.execution.program == "compiled":
+            keep_programs(config.cache)
         self.config = config
         self.run_context = run_context or RunContext(config.experiment, config.cache, torch.device(config.device))
         self.run_context.effects.update(config.effects)

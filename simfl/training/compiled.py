@@ -10,15 +10,18 @@ learning rates and the active clients by a step counter that it increments, so a
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+PROGRAM_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 MAX_PROGRAMS = 8  # kept at a time, each with the memory of its activations
 
 StepFunction = Callable[..., list[Tensor]]  # takes tensors, changes some of them in place, and returns the changed ones
@@ -106,6 +109,16 @@ def _side_stream() -> Iterator[None]:
     with torch.cuda.stream(side):
         yield
     current.wait_stream(side)
+
+
+def keep_programs(cache: Path) -> None:
+    """Let torch's compiler and Triton keep what they compile, by hash, below the cache folder, for later processes.
+
+    Their defaults are a folder of temporary files and one of the user. Folders that the environment names stay. A graph
+    that was captured cannot be kept: it consists of addresses. Capturing it again takes as long as a step.
+    """
+    for variable, folder in PROGRAM_FOLDERS.items():
+        os.environ.setdefault(variable, str(cache / "programs" / folder))
 
 
 def trace_step(step: StepFunction, tensors: Sequence[Tensor]) -> torch.fx.GraphModule:

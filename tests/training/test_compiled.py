@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +75,12 @@ def test_a_step_of_tensor_operations_equals_the_eager_step(
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("mlp", "scaffold"), ("cnn", "moon"), pytest.param("vt5", "feddat", marks=pytest.mark.slow)]
+    ("kind", "name"),
+    [
+        ("mlp", "scaffold"),
+        pytest.param("cnn", "moon", marks=pytest.mark.slow),
+        pytest.param("vt5", "feddat", marks=pytest.mark.slow),
+    ],
 )
 def test_a_traced_step_equals_the_eager_step_up_to_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_for_compiled: None, kind: str, name: str
@@ -134,6 +143,49 @@ def test_on_a_gpu_both_execution_modes_agree(tmp_path: Path, kind: str, name: st
         gap(model(batched(given, program="graph"), tmp_path / "vectorized"), model(loop, tmp_path / "sequential"))
         < 1e-3
     )
+
+
+def test_programs_are_kept_in_the_cache_unless_the_environment_names_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "given")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is restored
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    compiled.keep_programs(tmp_path)
+    assert os.environ["TRITON_CACHE_DIR"] == "given"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "programs" / "inductor")
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+import torch
+from torch._dynamo.utils import counters
+from simfl.training import compiled
+compiled.keep_programs(Path(sys.argv[1]))
+def step(w, x):
+    leaf = w.detach().requires_grad_()
+    (slope,) = torch.autograd.grad((x @ leaf).tanh().square().sum(), leaf)
+    w.sub_(0.1 * slope)
+    return [w]
+tensors = [torch.ones(7, 3), torch.ones(4, 7)]
+compiled.compile_step(step, tensors)(*tensors)
+hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+print(float(tensors[0].sum()), hits)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_second_process_finds_the_compiled_program(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in compiled.PROGRAM_FOLDERS}
+    command = [sys.executable, "-W", "ignore", "-c", COMPILE, str(tmp_path)]
+    printed = [
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.split()
+        for _ in range(2)
+    ]
+    assert printed[0] == [printed[1][0], "0"]
+    assert int(printed[1][1]) >= 1
 
 
 @pytest.mark.gpu
