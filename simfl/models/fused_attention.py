@@ -23,7 +23,7 @@ from simfl.models.dropout import LEVELS, keep_scale, layer_salt
 
 DEPTHS = (16, 32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-TILE, WARPS, STAGES = 64, 4, 2  # TILE: queries and keys at a time
+QUERY_TILE, KEY_TILE, WARPS, STAGES = 64, 64, 4, 2  # queries and keys at a time
 ALIGNMENT = 16  # values at whose multiples rows of a bias begin
 
 
@@ -159,12 +159,12 @@ class _Launch:
     @property
     def query_tile(self) -> int:
         """Queries that a program takes at a time."""
-        return _tile(self.query.shape[2])
+        return _tile(self.query.shape[2], QUERY_TILE)
 
     @property
     def key_tile(self) -> int:
         """Keys that a program takes at a time."""
-        return _tile(self.key.shape[2])
+        return _tile(self.key.shape[2], KEY_TILE)
 
     @property
     def products(self) -> str:
@@ -273,6 +273,6 @@ def _empty_results(query: Tensor) -> tuple[Tensor, Tensor]:
     return out, query.new_empty((batch, heads, length), dtype=torch.float32)
 
 
-def _tile(length: int) -> int:
+def _tile(length: int, most: int) -> int:
     """Return the rows of a tile: a power of two from 16, the smallest that tensor cores take."""
-    return min(TILE, max(16, 1 << (length - 1).bit_length()))
+    return min(most, max(16, 1 << (length - 1).bit_length()))
