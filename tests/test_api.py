@@ -92,16 +92,6 @@ def test_importing_simfl_imports_no_heavy_library() -> None:
     assert shown == f"[] {simfl.__version__}\n"
 
 
-def test_an_inline_run_does_not_import_ray(tmp_path: Path) -> None:
-    code = (
-        "import sys, simfl; from test_api import given; "
-        f"simfl.run(given(), {str(tmp_path / 'run')!r}, backend='inline'); print('ray' in sys.modules)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    assert shown == "False\n"
-
-
 def test_every_public_name_of_the_package_can_be_imported() -> None:
     assert {name for name in simfl.__all__ if getattr(simfl, name) is not None} == set(simfl.__all__)
     with pytest.raises(AttributeError, match="module 'simfl' has no attribute 'ran'"):

@@ -55,12 +55,10 @@ every_component = pytest.mark.parametrize(("registry", "name"), REGISTERED, ids=
 # longer ones, whose formulas other tests compare with independent versions; `make test-all` checks their contracts too
 LONG = {
     "clgecl", "crd", "dkd", "dp_clgecl", "fedkd", "similarity_preserving", "soft_targets",
+    "domains", "multi_docqa",  # data
     "fedex_lora", "ffa_lora", "flora", "fedsa_lora", "hetlora", "lora_fair", "rbla", "rolora", "slora",
 }  # fmt: skip
-CHECKED = [
-    pytest.param(*one, id="-".join(one), marks=pytest.mark.slow if one[0] == "algorithms" and one[1] in LONG else ())
-    for one in REGISTERED
-]
+CHECKED = [pytest.param(*one, id="-".join(one), marks=pytest.mark.slow if one[1] in LONG else ()) for one in REGISTERED]
 
 
 @pytest.mark.parametrize(("registry", "name"), CHECKED)

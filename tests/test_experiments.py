@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent / "experiments"
 BENCHES = sorted(path.parent.name for path in ROOT.glob("*/bench.yaml"))
 SWEEPS = sorted(set(ROOT.rglob("*.yaml")) - set(templates().values()))
 PAPERS = {"fedvqa", "feddat", "fedocr", "pfl_docvqa", "fedocvqa"}
+LONG = {"fedocvqa", "pfl_docvqa"}  # whose first row takes longer than the others'
 SMALL = {  # settings with which a sweep's runs take seconds
     "fedvqa": ["data.train=16", "data.test=6", "data.valid=2", "data.test_novel=2"],
     "feddat": ["data.train=16", "data.test=6", "data.valid=2", "data.test_novel=2"],
@@ -68,7 +69,9 @@ def test_every_row_of_a_benchmark_equals_its_own_experiment_file(folder: str) ->
         assert replace(own, name=point.label) == point.experiment
 
 
-@pytest.mark.parametrize("folder", BENCHES)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in BENCHES]
+)
 def test_the_first_row_of_a_benchmark_runs(folder: str, tmp_path: Path) -> None:
     _run(folder, tmp_path, first=True)
 

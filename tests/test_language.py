@@ -53,6 +53,7 @@ def test_docstrings_and_comments_use_no_homely_words() -> None:
         f"{path.relative_to(ROOT)}:{line} {match.group()}"
         for path in sources()
         if not str(path.relative_to(ROOT)).startswith(DATA)
+        if HOMELY.search(path.read_text())  # to parse all files takes seconds
         for line, text in (*docstrings(path), *comments(path))
         for match in HOMELY.finditer(text)
     ]

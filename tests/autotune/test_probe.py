@@ -78,7 +78,7 @@ def replace_vectorized(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     ("kind", "name"),
     [
         ("mlp", "scaffold"),
-        ("cnn", "moon"),
+        pytest.param("cnn", "moon", marks=pytest.mark.slow),
         pytest.param("mlp", "ditto", marks=pytest.mark.slow),
         pytest.param("mlp", "fednova", marks=pytest.mark.slow),
     ],
@@ -132,6 +132,7 @@ def test_a_mode_with_nan_weights_is_excluded(tmp_path, monkeypatch):
     assert "its clients end nan of their path" in first_round(experiment(), tmp_path).probe().trials[1].why
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch):
     def starved(units, train):
         if len(units) > 1:

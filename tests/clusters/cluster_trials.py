@@ -34,7 +34,7 @@ from runtime.fault_trials import AT_START, CASE, ROUNDS, STARTING, Outcome, kill
 from simfl import config
 
 PATIENCE = 300.0  # seconds for a job to start or to end
-HUNG = 150.0  # seconds after a fault in which a job must end or be restarted
+HUNG = 150.0  # seconds without progress after which a job is hung
 EXIT_CODE = re.compile(r"^simfl: exit code (\d+)$", re.MULTILINE)
 
 
@@ -110,13 +110,19 @@ class SlurmJob:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end of the job, and return whether it came."""
-        deadline = time.monotonic() + seconds
+        """Wait for the end of the job; return False if it makes no progress for this time, however slow it is."""
+        seen, deadline = self._progress(), time.monotonic() + seconds
         while not self.has_left():
-            if time.monotonic() > deadline:
+            if (now := self._progress()) != seen:
+                seen, deadline = now, time.monotonic() + seconds
+            elif time.monotonic() > deadline:
                 return False
             time.sleep(0.3)
         return True
+
+    def _progress(self) -> tuple[int, int, str]:
+        """Return the length of the log, the number of rounds, and the number of restarts."""
+        return len(self.log), self.place.num_rounds(), self.slurm.job(self.number).get("Restarts", "")
 
     def orphans(self) -> list[str]:
         """Return the processes of the job that are left 5 seconds after its end."""
@@ -190,7 +196,7 @@ def slurm_trial(slurm: LocalSlurm, fault: str, number: int, place: Place, whole:
         return Outcome(fault, number, struck=False)
     SLURM[fault](job)
     began = time.monotonic()
-    ended = job.wait(HUNG if "exit code" not in job.log else PATIENCE)
+    ended = job.wait(HUNG)
     seconds = time.monotonic() - began
     codes = [int(code) for code in EXIT_CODE.findall(job.log)]
     lines = [text for text in job.log.splitlines() if text.startswith("simfl: ")]

@@ -74,6 +74,7 @@ def test_heterogeneity_of_a_million_clients_compares_a_sample_of_them():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.slow
 def test_the_figure_has_a_column_for_each_partition(tmp_path):
     numbers = measure(TWO, Natural(column="who").split(TWO, 0))
     plot.save(tmp_path / "a.png", {"one": numbers}, {"one": {"test": {"label": 0.5}}})

@@ -8,7 +8,7 @@ import pytest
 from hf_zoo import ZOO, measure
 
 PAGE = Path(__file__).parents[2] / "docs/reference/hugging_face.md"
-FAST = ("Donut", "Llama")
+FAST = ("Llama",)
 
 
 def documented() -> dict[str, dict[str, str]]:

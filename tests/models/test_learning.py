@@ -70,7 +70,6 @@ CASES = {
 }
 FAST = (
     ("albef", "vectorized"),
-    ("aster", "sequential"),
     ("cnn", "sequential"),
     ("mlp", "vectorized"),
     ("vilt", "vectorized"),

@@ -89,6 +89,7 @@ def test_a_folder_without_a_run_has_no_speed(file, tmp_path, capsys):
     assert "the folder holds no run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plan_uses_the_accountant_of_the_run(capsys):
     text = planned(capsys, ROOT / "pfl_docvqa/track2_baseline.yaml", "--json")
     found = json.loads(text)["privacy"]
@@ -118,6 +119,7 @@ def test_an_unknown_setting_of_a_plan_is_refused_in_one_line(file, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_first_plan_announces_that_it_builds_the_data_set(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SIMFL_CACHE", str(tmp_path))
     arguments = ["plan", str(ROOT / "quickstart.yaml"), "--set", "data.train=80", "--set", "data.valid=20"]

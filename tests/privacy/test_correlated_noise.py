@@ -258,6 +258,7 @@ def test_epsilon_is_that_of_one_gaussian_mechanism(name: str, charged: int) -> N
     assert budget.epsilon({0: 40}) == pytest.approx(4.0, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bins_sampled_at_a_rate_give_the_composition_of_sampled_gaussians() -> None:
     made = experiment(**{"phases.0.clients_per_round": "null", "phases.0.poisson": 0.05, "phases.0.rounds": 22})
     budget = Budget.of(made, None, 60)

@@ -92,6 +92,7 @@ def _fedavg() -> Any:
     return FedAvg()
 
 
+@pytest.mark.slow
 def test_equal_runs_are_bit_identical_and_other_noise_changes_the_weights(tmp_path: Path) -> None:
     run(private(), tmp_path / "a")
     run(private(), tmp_path / "b")

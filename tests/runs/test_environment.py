@@ -104,6 +104,7 @@ def test_another_gpu_matters_on_a_gpu_alone() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_settings_of_the_numerical_libraries_change_what_is_compared() -> None:
     """Each of the variables makes a library use other instructions, on processors that have several."""
     program = "from simfl.runs.environment import arithmetic; print(arithmetic())"

@@ -69,6 +69,7 @@ server.close()
     assert run_in_a_process(code, tmp_path).split("\n") == ["word True True True 01000000", "b'\\x03' b''", ""]
 
 
+@pytest.mark.slow
 def test_fork_ends_with_the_program_that_asked_and_with_the_server(tmp_path: Path) -> None:
     code = """
 def pid_of(connection):

@@ -88,6 +88,8 @@ def test_monitor_calls_once_when_a_server_is_lost(monkeypatch: pytest.MonkeyPatc
         assert calls == []
         watching.raise_if_lost()
     assert called.wait(5)
+    time.sleep(0.1)  # it would call again, ten times
+    watching.close()
     watching._thread.join(5)
     assert calls == [1]
     with pytest.raises(ClusterError, match=r"Ray is lost: Ray's GCS at 127.0.0.1:\d+ has ended; .* --resume"):

@@ -73,6 +73,7 @@ def settle(most: dict[str, int]) -> dict[str, int]:
     return held()
 
 
+@pytest.mark.slow
 def test_inline_runs_leak_nothing(tmp_path):
     for number in range(4):
         run(experiment(rounds=1), tmp_path / f"warm{number}")

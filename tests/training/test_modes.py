@@ -100,7 +100,9 @@ def apart(given: Experiment, folder: Path) -> float:
     return float((gap / path).sqrt().detach())
 
 
-SLOW = {("vt5", name) for name in ("ditto", "crd", "dkd", "fedp3")}  # longer, and each also on a small model
+SLOW = {
+    ("vt5", name) for name in ("ditto", "crd", "dkd", "fedkd", "fedp3", "moon")
+}  # longer, and each also on a small model
 
 
 @pytest.mark.parametrize(
