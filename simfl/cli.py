@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING
 import click
 
 from simfl import __version__
-from simfl.commands import audit, cards, data, explain, inspection, options, partitions, submit, sweeps, templates
+from simfl.commands import (
+    audit,
+    cards,
+    convert,
+    data,
+    explain,
+    inspection,
+    options,
+    partitions,
+    submit,
+    sweeps,
+    templates,
+)
 from simfl.commands.output import json_option, line_width, print_json
 from simfl.commands.supervisor import LOST, say_last_word
 from simfl.errors import ClientError, ClusterError, ConfigError, SimflError
@@ -100,6 +112,7 @@ def commands(context: click.Context) -> None:
 for command in (
     *inspection.COMMANDS, *cards.COMMANDS, audit.audit, *sweeps.COMMANDS, data.data, partitions.partition,
     submit.submit, templates.new, explain.explain, explain.completion,
+    convert.convert,
 ):  # fmt: skip
     commands.add_command(command)
 

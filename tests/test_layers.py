@@ -50,6 +50,7 @@ LAYERS = (  # low to high; modules of one line may import one another, unless th
     ("sweeps",),
     ("submit",),
     ("contract",),
+    ("convert",),
     ("commands",),
     ("cli", "__main__"),
 )

@@ -21,6 +21,7 @@ SCHEMAS = {  # version of the JSON of each command
     "audit-inversion": 1,
     "audit-membership": 1,
     "check-privacy": 1,
+    "convert": 1,
     "data-build": 1,
     "data-check": 1,
     "data-list": 1,
