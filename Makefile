@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
-.PHONY: help setup run run-llm data test test-all test-clusters fuzz coverage check format bench clean
+.PHONY: help setup run run-llm data test test-all test-clusters fuzz coverage check docs pages format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -49,11 +49,24 @@ fuzz: setup  ## Read damaged files of every format for a minute each (SIMFL_FUZZ
 coverage: setup  ## Run the fast tests and report which lines they reach
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu" --cov --cov-report=term
 
-check: setup  ## Check format, lint, types, layers and language
+check: setup  ## Check format, lint, types, layers, language, spelling and the documentation site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_language.py
+	$(BIN)/codespell
+	$(BIN)/python docs/make_reference.py --check
+	$(BIN)/python docs/site/build.py --check
+
+docs: setup  ## Build the documentation site into site/, without a network
+	$(BIN)/python docs/site/build.py
+
+pages: setup  ## Write the generated pages and pictures of the documentation again (those that take seconds)
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_failures.py
+	$(BIN)/python -m simfl.models.table > docs/reference/models.md
 
 format: setup  ## Format the code and apply the fixes of the linter
 	$(BIN)/ruff format .
@@ -63,5 +76,5 @@ bench: setup  ## Compare the speed with a bare PyTorch loop and other installed 
 	$(BIN)/python -m benchmarks.bench
 
 clean:  ## Remove caches and build products (not runs/)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find simfl tests -name __pycache__ -type d -prune -exec rm -rf {} +

