@@ -2,8 +2,8 @@
 
 Each backbone runs in float32 and in bf16. Weights and inputs are drawn from a seed; shapes and batch sizes are those of
 the papers (`BACKBONES`). A step is a forward pass in training mode, cross-entropy against random targets, a backward
-pass and a step of AdamW over all trained parameters, without captured programs and without federation. Results go to
-benchmarks/latest_backbones.json.
+pass and a step of AdamW over all trained parameters, without captured programs and without federation. MFU is the share
+of the card's bf16 peak, by the formulas of `benchmarks.flops`. Results go to benchmarks/latest_backbones.json.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks import flops
 from simfl.models.albef import Albef
 from simfl.models.aster import Aster
 from simfl.models.call_context import ModelCall, call_context
@@ -192,11 +193,15 @@ def measure(backbone: Backbone, precision: str, device: str = "cuda", scale: flo
         optimizer.step()
         losses.append(loss.detach())
     seconds = synchronized_time(device) - started
+    cost = flops.of_backbone(backbone.model, inputs, backbone.classes)
+    rate = TIMED_STEPS * backbone.batch / seconds
+    card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {
         "precision": precision,
+        "mfu": None if cost is None else flops.share(rate * cost, card),
         "batch": backbone.batch,
         "trained": sum(p.numel() for p in trained),
-        "examples_per_second": TIMED_STEPS * backbone.batch / seconds,
+        "examples_per_second": rate,
         "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else 0,
         "losses": torch.stack(losses).tolist(),
     }
@@ -231,11 +236,12 @@ def main() -> None:
             except Exception:
                 traceback.print_exc(limit=-4)
                 continue
+            share = "" if found["mfu"] is None else f"  MFU {100 * found['mfu']:4.1f} %"
             gpu = "CPU" if given.tiny else torch.cuda.get_device_name()
             rows.append({"backbone": name, **found, "gpu": gpu, "torch": torch.__version__})
             print(
                 f"{name:28} {precision:8} B = {found['batch']:3} {found['trained']:11,} trained"
-                f" {found['examples_per_second']:8.1f} examples/s {found['peak_bytes'] / 2**30:6.2f} GiB"
+                f" {found['examples_per_second']:8.1f} examples/s{share} {found['peak_bytes'] / 2**30:6.2f} GiB"
                 f"  loss {found['losses'][0]:.3f} -> {found['losses'][-1]:.3f}",
                 flush=True,
             )

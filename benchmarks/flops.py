@@ -20,11 +20,20 @@ from itertools import pairwise
 from typing import Any
 
 from simfl.experiment import Experiment
+from simfl.models.albef import SIZES as ALBEF_SIZES
+from simfl.models.albef import Albef
 from simfl.models.cnn import Cnn
+from simfl.models.layout_t5 import SIZES as LAYOUT_SIZES
+from simfl.models.layout_t5 import LayoutT5
 from simfl.models.mlp import Mlp
+from simfl.models.tokenizer import public_tokenizer
+from simfl.models.vault import SIZES as VAULT_SIZES
+from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
+from simfl.models.vit import SIZES as VIT_SIZES
+from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
-from simfl.protocol import MicroStep
+from simfl.protocol import Batch, MicroStep
 
 PEAKS = {"H100 80GB HBM3": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "A100": 312e12}  # dense bf16, data sheets
 
@@ -67,20 +76,75 @@ def image_encoder(sizes: dict[str, Any]) -> tuple[Forward, int]:
     return Forward(first + blocks, first), patches + 1
 
 
+def t5(sizes: dict[str, Any], states: int, answer: int) -> float:
+    """Count encoder and decoder of a T5, and its head."""
+    width, inner, count = sizes["d_model"], sizes["d_ff"], sizes["num_layers"]
+    decoder = layers(count, answer, width, inner) + cross_attention(count, answer, states, width)
+    return layers(count, states, width, inner) + decoder + 2 * answer * width * sizes["vocab_size"]
+
+
 def vt5(model: VT5, tokens: int, answer: int, page: bool) -> Forward:
     """Count T5 over text and page, with the frozen page reader."""
     sizes = model._sizes
-    width, inner, count = sizes["d_model"], sizes["d_ff"], sizes["num_layers"]
+    width = sizes["d_model"]
     frozen, projection, states = 0.0, 0.0, tokens
     if page:
         reader, patches = image_encoder(sizes["vision"])
         frozen, states = reader.rest, tokens + patches
         projection = 2 * patches * sizes["vision"]["hidden_size"] * width
-    spatial = 2 * tokens * width**2
-    encoder, decoder = layers(count, states, width, inner), layers(count, answer, width, inner)
-    head = 2 * answer * width * sizes["vocab_size"]
-    rest = projection + spatial + encoder + decoder + cross_attention(count, answer, states, width) + head
-    return Forward(rest, projection, frozen)
+    return Forward(projection + 2 * tokens * width**2 + t5(sizes, states, answer), projection, frozen)
+
+
+def layout_t5(model: LayoutT5, tokens: int, answer: int) -> Forward:
+    """Count T5 over words and the patches of a page."""
+    sizes = LAYOUT_SIZES[model.size] | {"vocab_size": model._rows}
+    patches = (sizes["image_size"] // sizes["patch_size"]) ** 2
+    first = 2 * patches * 3 * sizes["patch_size"] ** 2 * sizes["d_model"]
+    return Forward(first + t5(sizes, tokens + patches, answer), first)
+
+
+def vault(model: Vault, tokens: int, classes: int) -> Forward:
+    """Count BERT over the question, and ViLT."""
+    image, text = VAULT_SIZES[model.size]
+    reader = vilt(Vilt(model.size if model.size == "tiny" else "base"), tokens, classes)
+    assert text["hidden_size"] == image["hidden_size"]
+    question = layers(text["num_hidden_layers"], tokens, text["hidden_size"], text["intermediate_size"])
+    return Forward(reader.rest + question, reader.first)
+
+
+def albef(model: Albef, tokens: int, answer: int) -> Forward:
+    """Count the image encoder, the question encoder with its fusion layers, and the decoder of one answer."""
+    sizes = ALBEF_SIZES[model.size]
+    image, patches = image_encoder(sizes)
+    width, inner = sizes["hidden_size"], sizes["intermediate_size"]
+    question = layers(sizes["text_layers"], tokens, width, inner)
+    question += cross_attention(sizes["text_layers"] - sizes["fusion"], tokens, patches, width)
+    decoder = layers(sizes["decoder_layers"], answer, width, inner)
+    decoder += cross_attention(sizes["decoder_layers"], answer, tokens, width)
+    head = 2 * answer * (width**2 + width * sizes.get("vocab_size", public_tokenizer().get_vocab_size()))
+    return Forward(image.rest + question + decoder + head, image.first)
+
+
+def vit(model: ViT, classes: int) -> Forward:
+    """Count the image encoder and its head."""
+    sizes = VIT_SIZES[model.size or "tiny"]
+    image, _ = image_encoder(dict(sizes))
+    return Forward(image.rest + 2 * sizes["hidden_size"] * classes, image.first)
+
+
+def of_backbone(model: Any, inputs: Batch, classes: int | None) -> float | None:
+    """Return the operations of a training step of one example of `benchmarks.backbones`; None without a formula."""
+    count = {name: tensor.shape[-1] for name, tensor in inputs.items()}
+    if isinstance(model, VT5):
+        return vt5(model, count["input_ids"], count["labels"], page=True).training()
+    if isinstance(model, LayoutT5):
+        tasks = inputs["input_ids"].shape[1] if inputs["input_ids"].dim() == 3 else 1
+        return tasks * layout_t5(model, count["input_ids"], count["labels"] // tasks).training()
+    if isinstance(model, Albef):
+        return albef(model, count["input_ids"], count["labels"]).training()
+    if isinstance(model, Vilt | Vault):
+        return (vilt if isinstance(model, Vilt) else vault)(model, count["input_ids"], classes or 0).training()  # type: ignore[operator]
+    return vit(model, classes or 0).training() if isinstance(model, ViT) else None
 
 
 def vilt(model: Vilt, tokens: int, classes: int) -> Forward:

@@ -12,11 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import flops
+from simfl.models.albef import Albef
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.cnn import Cnn
 from simfl.models.heads import HeadSpec
+from simfl.models.layout_t5 import LayoutT5
 from simfl.models.mlp import Mlp
+from simfl.models.vault import Vault
 from simfl.models.vilt import Vilt
+from simfl.models.vit import ViT
 from simfl.models.vt5 import VT5
 from simfl.protocol import Task
 
@@ -42,6 +46,17 @@ def document() -> dict[str, Tensor]:
     return text | {"boxes": torch.ones(BATCH, TOKENS, 4), "pixel_values": PIXELS}
 
 
+def answers() -> dict[str, Tensor]:
+    """Return the inputs of the tiny ALBEF."""
+    return question() | {"labels": ids(ANSWER)[:, None]}
+
+
+def picture() -> dict[str, Tensor]:
+    """Return the inputs of the tiny ViT."""
+    return {"x": PIXELS[..., :16, :16]}
+
+
+LAYOUT = LayoutT5("tiny")
 TINY = VT5("tiny", vocab_size=5000)
 READER = Vilt("tiny", heads=HEADS)
 ADAPTED = Vilt("tiny", heads=HEADS, adapters=Bottleneck(reduction=64, names=("shared",)))
@@ -53,6 +68,10 @@ ADAPTED = Vilt("tiny", heads=HEADS, adapters=Bottleneck(reduction=64, names=("sh
         (TINY, document, lambda: flops.vt5(TINY, TOKENS, ANSWER, page=True).training(), 0.02),
         (READER, question, lambda: flops.vilt(READER, 40, CLASSES).training(), 0.02),
         (ADAPTED, question, lambda: flops.vilt(ADAPTED, 40, CLASSES).training(adapters=True), 0.3),  # of two blocks
+        (LAYOUT, document, lambda: flops.of_backbone(LAYOUT, document(), None), 0.02),
+        (Vault("tiny", heads=HEADS), question, lambda: flops.of_backbone(Vault("tiny"), question(), CLASSES), 0.02),
+        (Albef("tiny"), answers, lambda: flops.of_backbone(Albef("tiny"), answers(), None), 0.02),
+        (ViT("tiny"), picture, lambda: flops.of_backbone(ViT("tiny"), picture(), CLASSES), 0.02),
         (Cnn(), lambda: {"x": PIXELS[..., :16, :16]}, lambda: flops.cnn(Cnn(), (3, 16, 16), CLASSES).training(), 0.01),
         (
             Mlp(hidden_sizes=(9, 8)),
@@ -61,7 +80,7 @@ ADAPTED = Vilt("tiny", heads=HEADS, adapters=Bottleneck(reduction=64, names=("sh
             0.01,
         ),
     ],
-    ids=["vt5", "vilt", "vilt, adapters", "cnn", "mlp"],
+    ids=["vt5", "vilt", "vilt, adapters", "layout_t5", "vault", "albef", "vit", "cnn", "mlp"],
 )
 def test_the_operations_of_a_training_step_follow_the_formula(
     model: Any, inputs: Callable[[], dict[str, Tensor]], formula: Callable[[], float], close: float
