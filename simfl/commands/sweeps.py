@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -67,6 +68,18 @@ protocol_options = options.combine(
     click.option("--reach", type=float, metavar="SCORE", help="Score that is to be reached, for --protocol target."),
     options.collect(ProtocolOptions, "protocol"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options of `simfl report` besides its paths."""
+
+    title: str | None
+    against: str | None
+    pages: bool
+    figures: Path | None
+    forms: tuple[str, ...]
+    open_page: bool
 
 
 @dataclass(frozen=True)
@@ -241,14 +254,30 @@ def fork(run: Path, step: int, out: str | None, overrides: tuple[str, ...]) -> N
     help="Path of the HTML file.  [default: report.html in the first folder; of a URL, in this folder]",
 )
 @click.option("--title", help="Title of the page.  [default: the names of the folders]")
-def report(paths: tuple[Path, ...], out: Path | None, title: str | None) -> None:
+@click.option("--against", metavar="VALUE", help="Row that the others are tested against.  [default: the first]")
+@click.option("--pages", is_flag=True, help="Draw predictions on their pages; this reads the data.")
+@click.option("--figures", type=click.Path(path_type=Path), metavar="FOLDER", help="Write each figure to a file, too.")
+@click.option(
+    "--form", "forms", multiple=True, type=click.Choice(("pdf", "png", "svg")), help="Of the figures.  [default: svg]"
+)
+@click.option("--open", "open_page", is_flag=True, help="Show the report in the browser.")
+@options.collect(ReportOptions, "wanted")
+def report(paths: tuple[Path, ...], out: Path | None, wanted: ReportOptions) -> None:
     """Write an HTML report on runs and sweeps: curves, bytes, clients, partitions, time, predictions, commands."""
     from simfl.reports import report
+    from simfl.reports.export import write_figures
     from simfl.runs.mirror import is_copy
 
+    if wanted.forms and wanted.figures is None:
+        raise ConfigError("--form: has no effect without --figures FOLDER")
     target = out or (Path() if is_copy(paths[0]) else paths[0]) / "report.html"
-    report.write(paths, target, title or "")
+    text = report.write(paths, target, wanted.title or "", wanted.against, wanted.pages)
     click.echo(f"{target} written")
+    if wanted.figures is not None:
+        written = write_figures(text, wanted.figures, wanted.forms or ("svg",))
+        click.echo(f"{len(written)} files written to {wanted.figures}")
+    if wanted.open_page and not webbrowser.open(target.resolve().as_uri()):
+        raise ConfigError(f"--open: no browser was found; open {target.resolve()}")
 
 
 @click.command()

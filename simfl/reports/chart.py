@@ -112,10 +112,11 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x: str) -> str
             colour = f"bar c{_colour(parts.index(part))}"
             body.append(f'<rect {place} width="{width:.1f}" class="{colour}"><title>{escape(title)}</title></rect>')
             end += value
-    return _svg(height, "".join(body), x) + _swatches(parts)
+    return _svg(height, "".join(body), x) + swatches(parts)
 
 
-def _swatches(names: Sequence[str]) -> str:
+def swatches(names: Sequence[str]) -> str:
+    """Return a legend of plain colours."""
     items = [
         f'<li><svg class="key" viewBox="0 0 26 16" aria-hidden="true">'
         f'<rect x="3" y="3" width="20" height="10" class="bar c{_colour(i)}"/></svg>{escape(name)}</li>'

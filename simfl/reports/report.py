@@ -18,6 +18,7 @@ from simfl.errors import SimflError
 from simfl.evaluation.headlines import TRUTH
 from simfl.formatting import format_bytes, format_duration
 from simfl.reports.audits import audit_charts
+from simfl.reports.best import best_table
 from simfl.reports.chart import dot_strips, format_number, heat_map
 from simfl.reports.curves import (
     MAX_LINES,
@@ -36,6 +37,7 @@ from simfl.reports.curves import (
 from simfl.reports.final_scores import axis_figures, search_figures
 from simfl.reports.formats import DIRECTIONS, MARKDOWN, notes
 from simfl.reports.page import Section, code, figure, figures, folded, page, table
+from simfl.reports.pages import predictions_on_pages
 from simfl.reports.results import RunResult, results_of
 from simfl.reports.shared_prefixes import runs_that_are_prefixes
 from simfl.reports.significance import client_means
@@ -67,16 +69,24 @@ EPSILON = Axis("epsilon", by_epsilon, format_number)
 DEPLOYMENT_EPSILON = Axis("epsilon of the simulated deployment, not of the run", by_deployment_epsilon, format_number)
 
 
-def write(paths: Sequence[Path], target: Path, title: str = "") -> None:
-    """Write the report on these runs and sweeps.
+def write(paths: Sequence[Path], target: Path, title: str = "", against: str | None = None, pages: bool = False) -> str:
+    """Write the report on these runs and sweeps, and return its HTML.
+
+    Args:
+        paths: Folders of runs and sweeps.
+        target: Path of the HTML file.
+        title: Title of the page; by default the names of the folders.
+        against: The row that others are tested against; by default that of the sweep, else the first.
+        pages: Whether predictions are drawn on their pages, for which the data are read.
 
     Raises:
         RunError: A folder holds neither a run nor a sweep, or files of another format.
     """
-    results, against = results_of(paths), read_spec(paths).against
-    search = _search(paths)
-    text = printable(report(results, title or ", ".join(path.name for path in paths), against, search))
+    results, search = results_of(paths), _search(paths)
+    title = title or ", ".join(path.name for path in paths)
+    text = printable(report(results, title, against or read_spec(paths).against, search, pages))
     files.write(target, lambda file: file.write(text.encode()))
+    return text
 
 
 def _search(paths: Sequence[Path]) -> JsonObject | None:
@@ -86,7 +96,11 @@ def _search(paths: Sequence[Path]) -> JsonObject | None:
 
 
 def report(
-    results: Sequence[RunResult], title: str, against: str | None = None, search: JsonObject | None = None
+    results: Sequence[RunResult],
+    title: str,
+    against: str | None = None,
+    search: JsonObject | None = None,
+    pages: bool = False,
 ) -> str:
     """Return the HTML of the report.
 
@@ -95,6 +109,7 @@ def report(
         title: Title of the page.
         against: The row that others are tested against; by default the first.
         search: Description of the search whose trials the runs are.
+        pages: Whether predictions are drawn on their pages.
     """
     comparison = compare(
         results, [str(search["metric"])] if search and _has(results, search) else (), against, paired_test
@@ -106,6 +121,7 @@ def report(
     sections = [
         Section("Search", search_figures(results, search) if search else ""),
         Section("Comparison", _comparison(comparison), tuple(notes(comparison))),
+        Section("Best of each method", *best_table(comparison)),
         Section("Final scores", axis_figures(comparison)),
         Section("Learning", learning_charts(comparison, drawn, curves, ROUNDS)),
         Section("Bytes", score_charts(comparison, drawn, curves, BYTES)),
@@ -117,6 +133,7 @@ def report(
         Section("Partition", _partitions(rows)),
         Section("Time", time_section(results)),
         Section("Predictions", _samples(comparison, rows)),
+        Section("Pages", predictions_on_pages(rows[0].done[0]) if pages and rows else ""),
         Section("Commands", _commands(results)),
     ]
     done = sum(len(row.done) for row in comparison.rows)
