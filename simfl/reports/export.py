@@ -18,6 +18,7 @@ FIGURE = re.compile(r"<figure><figcaption>(.*?)</figcaption>(.*?)</figure>", re.
 CHART = re.compile(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)" role="img" aria-label="[^"]*">(.*?)</svg>', re.DOTALL)
 LEGEND = re.compile(r'<li><svg class="key"[^>]*>(.*?)</svg>(.*?)</li>', re.DOTALL)
 SHARE = re.compile(r'style="--share:([\d.]+)"')
+COMMENT = re.compile(r"/\*.*?\*/")
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 COLOURS = {"ground": "#fff", "ink": "#1b1f24", "soft": "#57606a", "edge": "#d5dae0", "strong": LIGHT[0]}
 MARKS = (".line", ".mark", ".dot", ".band", ".bar")  # classes in the colour of their series
@@ -84,7 +85,7 @@ def _standalone(title: str, chart: re.Match[str], legend: Sequence[tuple[str, st
 def _style() -> str:
     """Return the rules of the page for charts, without variables, which converters do not know."""
     rules = [f".title{{font:600 14px {FONT};fill:{COLOURS['ink']}}}"]
-    for selector, body in RULE.findall(STYLE.partition("svg text")[1] + STYLE.partition("svg text")[2]):
+    for selector, body in RULE.findall(COMMENT.sub("", STYLE)):
         names = selector.strip().replace("svg ", "")
         if names not in ("text", ".label", ".middle", ".end", ".grid", ".axis", ".median", ".hollow", ".cell", *MARKS):
             continue

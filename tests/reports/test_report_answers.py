@@ -86,6 +86,13 @@ def test_figures_stand_alone(tmp_path: Path) -> None:
         ET.fromstring(svg)
         assert not re.search(r"var\(|calc\(", svg)
     assert found["a_b"].count('class="label"') == 2  # the legend
+    for mark in (
+        ".line.c0{fill:none;stroke:#0072b2",
+        ".mark.c1{fill:#d55e00",
+        ".cell{fill:#0072b2",
+        "text{fill:#57606a",
+    ):
+        assert mark in found["a_b"]
     assert re.findall(r'fill-opacity="([\d.]+)"', found["a_b_2"]) == ["0.520", "1.000"]
     paths = write_figures(CHARTS, tmp_path, ("svg",))
     assert [path.name for path in paths] == ["a_b.svg"]
@@ -100,6 +107,7 @@ def test_figures_become_png_and_pdf(tmp_path: Path) -> None:
     assert image.width > 1000
     colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
     assert (0, 114, 178) in colours  # the first series
+    assert (0, 0, 0) not in colours  # of a path without a style
     assert (tmp_path / "a_b.pdf").read_bytes().startswith(b"%PDF")
 
 
