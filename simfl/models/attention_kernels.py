@@ -90,14 +90,17 @@ def forward(
 
 @triton.jit
 def to_queries(
-    q, k, v, bias, mask, seeds, dout, lse, inner, dq,
+    q, k, v, bias, mask, seeds, dout, lse, inner, dq, dscores, dscores_p, dscores_l,
     H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
     sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
     q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l,
     BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
-    D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
+    D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq [B, H, L, D] from dout, the rows' sums and `inner`, D in the formulas, [B, H, L]."""
+    """Compute dq [B, H, L, D] from dout, the rows' sums and `inner`, D in the formulas, [B, H, L].
+
+    STORES: also store dS [B, H, L, S], whose strides over pairs of example and head, and over rows, are given.
+    """
     pair = tl.program_id(1)
     batch, head = (pair // H).to(tl.int64), (pair % H).to(tl.int64)
     rows, depth = tl.program_id(0) * BL + tl.arange(0, BL), tl.arange(0, D)
@@ -129,6 +132,10 @@ def to_queries(
             keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
             slope = tl.where(keep, slope * keep_scale, 0.0)
         score_slope = weights * (slope - product[:, None])
+        if STORES:
+            place = dscores + pair.to(tl.int64) * dscores_p + rows[:, None] * dscores_l + columns[None, :]
+            inside = row_mask & (columns < S)[None, :]
+            tl.store(place, score_slope.to(dscores.dtype.element_ty), mask=inside)
         total = tl.dot(score_slope.to(keys.dtype), keys, total, input_precision=PRODUCTS)
     dq += batch * q_b + head * q_h
     tl.store(dq + rows[:, None] * q_l + depth[None, :], (total * scale).to(dq.dtype.element_ty), mask=row_mask)
@@ -183,50 +190,3 @@ def to_keys(
     dv += batch * v_b + head * v_h
     tl.store(dk + columns[:, None] * k_s + depth[None, :], (to_key * scale).to(dk.dtype.element_ty), mask=key_mask)
     tl.store(dv + columns[:, None] * v_s + depth[None, :], to_value.to(dv.dtype.element_ty), mask=key_mask)
-
-
-@triton.jit
-def to_bias(
-    q, k, v, bias, mask, seeds, dout, lse, inner, dbias,
-    H, L, S, scale, layer_salt, first, examples, all_L, all_S, dropped, keep_scale,
-    sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s,
-    q_b, q_h, q_l, k_b, k_h, k_s, v_b, v_h, v_s, out_b, out_h, out_l, dbias_b, dbias_h, dbias_l,
-    BIASED: tl.constexpr, MASKED: tl.constexpr, DROPS: tl.constexpr,
-    D: tl.constexpr, BL: tl.constexpr, BS: tl.constexpr, PRODUCTS: tl.constexpr,
-):  # fmt: skip
-    """Compute dbias [·, H, L, S], a tile of rows and columns at a time, by its examples in turn."""
-    shared, head = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    across = tl.cdiv(S, BS)
-    rows = (tl.program_id(0) // across) * BL + tl.arange(0, BL)
-    columns = (tl.program_id(0) % across) * BS + tl.arange(0, BS)
-    depth = tl.arange(0, D)
-    row_mask, key_mask = (rows < L)[:, None], (columns < S)[:, None]
-    total = tl.zeros((BL, BS), tl.float32)
-    for number in range(sharing):
-        batch = shared * sharing + number
-        place = q + batch * q_b + head * q_h
-        queries = tl.load(place + rows[:, None] * q_l + depth[None, :], mask=row_mask, other=0.0)
-        place = dout + batch * out_b + head * out_h
-        douts = tl.load(place + rows[:, None] * out_l + depth[None, :], mask=row_mask, other=0.0)
-        place = k + batch * k_b + head * k_h
-        keys = tl.load(place + columns[:, None] * k_s + depth[None, :], mask=key_mask, other=0.0)
-        place = v + batch * v_b + head * v_h
-        values = tl.load(place + columns[:, None] * v_s + depth[None, :], mask=key_mask, other=0.0)
-        pair = batch * H + head
-        logs = tl.load(lse + pair * L + rows, mask=rows < L, other=float("inf"))
-        product = tl.load(inner + pair * L + rows, mask=rows < L, other=0.0)
-        scores = _scores(
-            queries, keys, bias, mask, batch, head, rows, columns, L, S, scale,
-            sharing, bias_b, bias_h, bias_l, bias_s, mask_b, mask_h, mask_l, mask_s, BIASED, MASKED, PRODUCTS,
-        )  # fmt: skip
-        weights = tl.exp(scores - logs[:, None])
-        slope = tl.dot(douts, tl.trans(values), input_precision=PRODUCTS)
-        if DROPS:
-            salt, high = hash_keys(tl.load(seeds + batch // examples), layer_salt)
-            base = first + ((batch % examples).to(tl.int32) * H + head.to(tl.int32)) * all_L * all_S
-            keep = is_kept(base + rows[:, None] * all_S + columns[None, :], salt, high, dropped)
-            slope = tl.where(keep, slope * keep_scale, 0.0)
-        total += weights * (slope - product[:, None])
-    dbias += shared * dbias_b + head * dbias_h
-    inside = row_mask & (columns < S)[None, :]
-    tl.store(dbias + rows[:, None] * dbias_l + columns[None, :], total.to(dbias.dtype.element_ty), mask=inside)

@@ -96,16 +96,21 @@ class _FusedAttention(torch.autograd.Function):
     def backward(ctx: AutogradContext, dout: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, mask, seeds, out, lse = ctx.saved_tensors
         inner = (dout.to(torch.float32) * out.to(torch.float32)).sum(-1)
-        given = [query, key, value], bias, mask, seeds, [_as_heads(dout), lse, inner], *ctx.settings
-        dbias = torch.ops.simfl.attend_backward_bias(*given) if ctx.needs_input_grad[3] else None
-        return (*torch.ops.simfl.attend_backward(*given), _sum_to(dbias, bias), None, None, None, None)
+        trains = ctx.needs_input_grad[3]
+        *gradients, scores = torch.ops.simfl.attend_backward(
+            [query, key, value], bias, mask, seeds, [_as_heads(dout), lse, inner], *ctx.settings, trains
+        )
+        return (*gradients, _sum_to(scores, bias) if trains else None, None, None, None, None)
 
 
-def _sum_to(gradient: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Sum a gradient [n, H, L, S] over the axes along which the bias has one value for all."""
-    if gradient is None or bias is None or gradient.shape == bias.shape:
-        return gradient
-    return gradient.sum_to_size(bias.shape)
+def _sum_to(scores: Tensor, bias: Tensor) -> Tensor:
+    """Sum the gradient of scores [B, H, L, S] over the examples that share a bias, and where it has one value for all.
+
+    Scores are kept in the dtype of the queries and summed in that of the bias. Computing them again for each bias takes
+    two more products and draws, which is longer than writing and reading them.
+    """
+    found = scores.unflatten(0, (len(bias), -1)).sum(1, dtype=bias.dtype)
+    return found if found.shape == bias.shape else found.sum_to_size(bias.shape)
 
 
 @dataclass(frozen=True)
@@ -199,61 +204,43 @@ def _(
 @torch.library.custom_op("simfl::attend_backward", mutates_args=())
 def _attend_backward(
     qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
-    scale: float, numbers: list[int],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of query, key and value from `upstream`: dout, the forward's lse, and Σ out·dout."""
+    scale: float, numbers: list[int], stores: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of query, key, value and, if `stores`, scores.
+
+    `upstream` is dout, the forward's lse, and Σ out·dout.
+    """
     query, key, value = map(_as_heads, qkv)
     dout, lse, inner = _as_heads(upstream[0]), upstream[1], upstream[2]
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    dscores = _empty_scores(query, key, stores)
     launch = _Launch(query, key, value, bias, mask, seeds, scale, numbers)
     given = (*launch.tensors, dout, lse, inner)
     settings = (*launch.scalars, *launch.bias_strides, *launch.strides(dout), *launch.switches, launch.products)
     kernels, pairs = load_kernels("attention_kernels"), query.shape[0] * query.shape[1]
     query_grid = (-(-query.shape[2] // launch.query_tile), pairs)
-    kernels.to_queries[query_grid](*given, dq, *settings, num_warps=WARPS, num_stages=STAGES)
+    kernels.to_queries[query_grid](
+        *given, dq, dscores, *dscores.stride()[1:3], *settings, stores, num_warps=WARPS, num_stages=STAGES
+    )  # fmt: skip
     key_grid = (-(-key.shape[2] // launch.key_tile), pairs)
     kernels.to_keys[key_grid](*given, dk, dv, *settings, num_warps=WARPS, num_stages=STAGES)
-    return dq, dk, dv
+    return dq, dk, dv, dscores
 
 
 @_attend_backward.register_fake
 def _(
     qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
-    scale: float, numbers: list[int],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(qkv[0]), torch.empty_like(qkv[1]), torch.empty_like(qkv[2])
+    scale: float, numbers: list[int], stores: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = (torch.empty_like(t) for t in qkv)
+    return dq, dk, dv, _empty_scores(qkv[0], qkv[1], stores)
 
 
-@torch.library.custom_op("simfl::attend_backward_bias", mutates_args=())
-def _attend_backward_bias(
-    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
-    scale: float, numbers: list[int],
-) -> Tensor:  # fmt: skip
-    """Return the gradient of the bias, [n, H, L, S] in its dtype, from the same arguments."""
-    query, key, value = map(_as_heads, qkv)
-    dout, lse, inner = _as_heads(upstream[0]), upstream[1], upstream[2]
-    dbias, launch = _empty_bias(query, key, bias), _Launch(query, key, value, bias, mask, seeds, scale, numbers)
-    tiles = -(-query.shape[2] // launch.query_tile) * -(-key.shape[2] // launch.key_tile)
-    load_kernels("attention_kernels").to_bias[(tiles, len(dbias) * query.shape[1])](
-        *launch.tensors, dout, lse, inner, dbias, *launch.scalars, *launch.bias_strides, *launch.strides(dout),
-        *dbias.stride()[:3], *launch.switches, launch.products, num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-    return dbias
-
-
-@_attend_backward_bias.register_fake
-def _(
-    qkv: list[Tensor], bias: Tensor | None, mask: Tensor | None, seeds: Tensor | None, upstream: list[Tensor],
-    scale: float, numbers: list[int],
-) -> Tensor:  # fmt: skip
-    return _empty_bias(qkv[0], qkv[1], bias)
-
-
-def _empty_bias(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
-    """Allocate the gradient of a bias, with rows that begin at multiples of 16 values, which loads and stores like."""
-    assert bias is not None
-    rows = aligned(key.shape[2])
-    return bias.new_empty((len(bias), *query.shape[1:3], rows))[..., : key.shape[2]]
+def _empty_scores(query: Tensor, key: Tensor, stores: bool) -> Tensor:
+    """Allocate dS [B, H, L, S], with rows that begin at multiples of 16 values, which loads and stores like."""
+    if not stores:
+        return query.new_empty((0, 0, 0, 0))
+    return query.new_empty((*query.shape[:3], aligned(key.shape[2])))[..., : key.shape[2]]
 
 
 def aligned(length: int) -> int:
