@@ -1,6 +1,6 @@
 """Draw time to a target score against concurrency and buffer size, and scores over virtual time.
 
-    python experiments/time/figure.py runs/time_scene_vqa runs/time_concurrency runs/time_invoices
+    python experiments/time/figure.py runs/time_scene_vqa runs/time_concurrency runs/time_fedbuff runs/time_fedscale
 
 Writes `time.png` and `times.jsonl`, a line per run with its scores and virtual seconds, next to this file. Folders of
 sweeps that are missing are left out.
@@ -25,21 +25,21 @@ from simfl.reports.curves import run_curves
 from simfl.reports.results import RunResult, results_of
 
 HERE = Path(__file__).parent
-TARGETS = {"time_scene_vqa": 0.3, "time_invoices": 0.25}  # scores that most runs reach
+TARGETS = {"time_scene_vqa": 0.3, "time_invoices": 0.25, "time_fedbuff": 0.9, "time_fedscale": 0.9}  # scores
 Line = Mapping[str, Any]
 
 
 def line_of(result: RunResult, folder: Path) -> Line:
     """Return the scores of a run over virtual time."""
-    curves, experiment = run_curves(result), result.run.experiment
-    asynchronous = experiment.phases[0].asynchronous
+    curves, settings = run_curves(result), result.run.settings
+    asynchronous = settings["phases"][0].get("asynchronous")
     scores = curves.scores[result.metric]
     return {
-        "experiment": "time_invoices" if "invoices" in folder.name else "time_scene_vqa",
+        "experiment": "time_scene_vqa" if "concurrency" in folder.name else folder.name,
         "method": str(result.varied.get("variant", "fedbuff")),
-        "seed": experiment.seed,
-        "concurrency": None if asynchronous is None else asynchronous.concurrency,
-        "buffer": None if asynchronous is None else asynchronous.buffer,
+        "seed": settings["seed"],
+        "concurrency": None if asynchronous is None else asynchronous["concurrency"],
+        "buffer": None if asynchronous is None else asynchronous["buffer"],
         "seconds": [curves.seconds[step] for step in scores],
         "megabytes": [curves.bytes[step] / 1e6 for step in scores],
         "scores": list(scores.values()),
@@ -57,11 +57,15 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     names = [name for name in TARGETS if any(line["experiment"] == name for line in lines)]
     paces = [line for line in lines if line["experiment"] == "time_scene_vqa" and line["from"] == "concurrency"]
     panels = len(names) + bool(paces)
-    figure, axes = pyplot.subplots(1, panels, figsize=(5 * panels, 3.6), squeeze=False)
-    for axis, name in zip(axes[0], names, strict=False):
+    columns = (panels + 1) // 2
+    figure, grid = pyplot.subplots(2, columns, figsize=(5 * columns, 7.2), squeeze=False)
+    axes = list(grid.flat)
+    for axis in axes[panels:]:
+        axis.set_visible(False)
+    for axis, name in zip(axes, names, strict=False):
         _curves(axis, [line for line in lines if line["experiment"] == name and line["from"] == "methods"], name)
     if paces:
-        _concurrency(axes[0][-1], paces)
+        _concurrency(axes[panels - 1], paces)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -74,7 +78,8 @@ def _curves(axis: Any, lines: Sequence[Line], name: str) -> None:
         for seed, line in enumerate(own):
             axis.plot(line["seconds"], line["scores"], f"C{number}", alpha=0.8, label=None if seed else method)
     axis.axhline(TARGETS[name], color="grey", linewidth=0.8, linestyle=":")
-    axis.set(title=name.removeprefix("time_"), xlabel="virtual seconds", ylabel="score")
+    axis.set(title=name.removeprefix("time_"), xlabel="virtual seconds", ylabel="accuracy", xscale="symlog")
+    axis.set_xlim(0)
     axis.legend(fontsize=7)
 
 
