@@ -2,8 +2,8 @@
 
 MODEL is `vt5_tiny` or `smollm2`, and each folder that of a sweep. Scores are means over the seeds with the standard
 deviation: after the last round, and at equal bytes, those of the cheapest rule in all its rounds. Between two
-evaluations the score at equal bytes is interpolated. p is that of a paired test over the seeds against `fedit`,
-corrected by Holm for the rules of one partition.
+evaluations the score at equal bytes is interpolated. Differences from `fedit` are paired: means over the seeds that
+both have, with p of a test over these, corrected by Holm for the rules of one partition.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def curve(folder: Path) -> Curve:
 def table(found: Curves) -> str:
     """Return the table in Markdown."""
     lines = [
-        "| partition | rule | seeds | MB in all | ANLS, equal rounds | p | ANLS, equal bytes | p | deviation |",
+        "| partition | rule | seeds | MB in all | ANLS, equal rounds | difference (p) | ANLS, equal bytes"
+        " | difference (p) | deviation |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for partition in (name for name in PARTITIONS if any(key[0] == name for key in found)):
@@ -96,11 +97,11 @@ def table(found: Curves) -> str:
         budget = min(cost(runs) for runs in own.values())
         last = {rule: {seed: float(run.scores[-1]) for seed, run in runs.items()} for rule, runs in own.items()}
         equal = {rule: {seed: run.at(budget) for seed, run in runs.items()} for rule, runs in own.items()}
-        p_last, p_equal = against(last), against(equal)
-        for rule in sorted(own, key=lambda rule: -np.mean(list(last[rule].values()))):
+        off_last, off_equal = against(last), against(equal)
+        for rule in sorted(own, key=lambda rule: -np.mean(differences(last[AGAINST], last[rule]))):
             deviation = np.mean([run.deviations[-1] for run in own[rule].values()])
             cells = [PARTITIONS[partition], f"`{rule}`", str(len(own[rule])), f"{cost(own[rule]):.1f}"]
-            cells += [spread(last[rule]), p_last.get(rule, "–"), spread(equal[rule]), p_equal.get(rule, "–")]
+            cells += [spread(last[rule]), off_last.get(rule, "–"), spread(equal[rule]), off_equal.get(rule, "–")]
             cells += ["–" if np.isnan(deviation) else f"{deviation:.2g}"]
             lines.append("| " + " | ".join(cells) + " |")
         start = spread({seed: float(run.scores[0]) for seed, run in own[AGAINST].items()})
@@ -114,21 +115,24 @@ def cost(runs: dict[int, Curve]) -> float:
 
 
 def against(scores: dict[str, dict[int, float]]) -> dict[str, str]:
-    """Return the corrected p of each rule's difference from `AGAINST`; the ones below the level are bold."""
-    others = [rule for rule in scores if rule != AGAINST]
-    ps = [p_of(scores[AGAINST], scores[rule]) for rule in others]
-    shown = {}
-    for rule, p in zip(others, holm(ps), strict=True):
-        shown[rule] = f"**{p:.2g}**" if p < SIGNIFICANCE_LEVEL else f"{p:.2f}"
-    return shown
+    """Return each rule's mean difference from `AGAINST` and its corrected p; the ones below the level are bold."""
+    pairs = {rule: differences(scores[AGAINST], own) for rule, own in scores.items() if rule != AGAINST}
+    pairs = {rule: found for rule, found in pairs.items() if len(found)}
+    tested = {rule: found for rule, found in pairs.items() if len(found) > 1}
+    ps = dict(zip(tested, holm([hierarchical_bootstrap(found[:, None]).p for found in tested.values()]), strict=True))
+    return {rule: f"{found.mean():+.3f} ({shown(ps.get(rule))})" for rule, found in pairs.items()}
 
 
-def p_of(a: dict[int, float], b: dict[int, float]) -> float:
-    """Return the p of a difference over the common seeds; 1 if there are fewer than two."""
-    common = sorted(a.keys() & b.keys())
-    if len(common) < 2:
-        return 1.0
-    return hierarchical_bootstrap(np.array([[b[seed] - a[seed]] for seed in common])).p
+def differences(a: dict[int, float], b: dict[int, float]) -> np.ndarray:
+    """Return the differences of the common seeds."""
+    return np.array([b[seed] - a[seed] for seed in sorted(a.keys() & b.keys())])
+
+
+def shown(p: float | None) -> str:
+    """Return a p as it is printed; a dash for a single seed."""
+    if p is None:
+        return "–"
+    return f"**{p:.2g}**" if p < SIGNIFICANCE_LEVEL else f"{p:.2f}"
 
 
 def spread(scores: dict[int, float]) -> str:
@@ -159,7 +163,7 @@ def draw(found: Curves, path: Path) -> None:
         row[1].set_xscale("symlog", linthresh=10)
         row[1].set_xlim(left=0)
         row[2].set_ylabel("deviation from the mean product")
-        row[2].set_ylim(bottom=0)
+        row[2].set_yscale("log")  # factors that start anew deviate by nearly 1, others by some percent
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
