@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 BUNDLED := provider_invoices multi_docqa word5 scene_vqa domains
-.PHONY: help setup run run-llm data test test-all test-clusters fuzz coverage check docs pages format bench clean
+.PHONY: help setup run run-llm data test test-all test-clusters test-wheel fuzz coverage check docs pages format bench clean
 
 help:  ## List the jobs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?(.*)/\1\t\2/' | expand -t 12
@@ -42,6 +42,9 @@ test-clusters: setup  ## Run the tests on a real Slurm and S3 server, on loopbac
 	else echo "Slurm's tests are skipped: they need apt-get install slurm-wlm munge"; fi
 	$(BIN)/python -m pip install --quiet --editable '.[clusters]' --constraint constraints.txt
 	$(BIN)/python -m pytest -q -m clusters
+
+test-wheel: setup  ## Install wheel, sdist and each extra into clean environments and use them (downloads about a gigabyte)
+	$(BIN)/python packages/check_venvs.py
 
 fuzz: setup  ## Read damaged files of every format for a minute each (SIMFL_FUZZ_SEED, SIMFL_FUZZ_SECONDS)
 	$(BIN)/python -m pytest -q -m slow tests/data/test_fuzz_readers.py

