@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from drawing import PATCH, SIDE
-from network import ALPHA, IMAGE_TOKEN, RANK, TEMPLATE
+from network import ALPHA, IMAGE_TOKEN, RANK, TEMPLATE, Language
 from safetensors.torch import save_file
 from torch import Tensor
 
-from simfl.models.composed import PARTS, quantize
+from simfl.models.composed import PARTS, quantize, read_parts
 
 IMAGES = {
     "image_processor_type": "SiglipImageProcessor", "processor_class": "LlavaProcessor", "do_convert_rgb": True,
@@ -25,29 +27,46 @@ PROCESSOR = {
 }  # fmt: skip
 
 
-def pack(model: Any, folder: Path, language: str) -> None:
-    """Write the trained tensors, matrices as int8 with a scale per row, and make the model's equal to what is read.
+def parts(model: Any, language: Language) -> Iterator[tuple[str, Tensor]]:
+    """Yield the trained tensors by their names in the folder."""
+    for name, parameter in model.named_parameters():
+        if "language_model" not in name and "lm_head" not in name:
+            yield name, parameter
+    yield from language.named_pairs()
+
+
+@torch.no_grad()
+def pack(model: Any, language: Language, folder: Path, base: str) -> None:
+    """Write the trained tensors, matrices as int8 with a scale per row. An earlier file is replaced at once.
 
     Args:
-        model: The page reader with LoRA of peft; changed in place.
+        model: The page reader.
+        language: Its language model in training, with LoRA.
         folder: Where to write.
-        language: The name of the language model's weights.
+        base: The name of the language model's weights.
     """
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and "embed_tokens" not in name:
-            stored, read = quantize(parameter.detach().float().cpu())
-            short = name.replace(".base_layer", "").replace(".default", "")
-            tensors |= {f"{short}{ending}": tensor.contiguous() for ending, tensor in stored.items()}
-            with torch.no_grad():
-                parameter.copy_(read)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "lora_scale": str(ALPHA / RANK)})
+    for name, tensor in parts(model, language):
+        stored, _ = quantize(tensor.detach().float().cpu())
+        tensors |= {f"{name}{ending}": stored_part.contiguous() for ending, stored_part in stored.items()}
+    folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     files = {
-        PARTS: {"language_model": language},
+        PARTS: {"language_model": base},
         "preprocessor_config.json": IMAGES,
         "processor_config.json": PROCESSOR,
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
+    temp = folder / "model.safetensors.new"
+    save_file(tensors, temp, metadata={"format": "pt", "lora_scale": str(ALPHA / RANK)})
+    os.replace(temp, folder / "model.safetensors")
+
+
+@torch.no_grad()
+def unpack(model: Any, language: Language, folder: Path) -> None:
+    """Set the trained tensors to those of a folder."""
+    stored, _ = read_parts(folder / "model.safetensors")
+    for name, tensor in parts(model, language):
+        tensor.copy_(stored[name])
