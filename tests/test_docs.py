@@ -8,6 +8,7 @@ the last command. Numbers may differ in their digits.
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ NEEDS_TRANSFORMERS = (  # slow: their libraries take seconds to import
     "causal_lm", "docvqa_json", "first_hour", "hugging_face_lora", "hugging_face_model", "vlm",
 )  # fmt: skip
 PROGRAMS = (
-    "debugging", "differential_privacy", "own_algorithm", "own_data", "own_module", "own_objective", "personalisation",
+    "convert", "debugging", "differential_privacy", "own_algorithm", "own_data", "own_module", "own_objective",
+    "personalisation",
     "python", "reproducing", *NEEDS_TRANSFORMERS,
 )  # fmt: skip
 DOCUMENTS = [page for page in PAGES if page.stem in PROGRAMS and page.parent.name != "reference"]
@@ -90,6 +92,9 @@ def console(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
     for number, command in enumerate(commands):
         line, *expected = command.splitlines()
         program, *arguments = shlex.split(line)
+        if program == "python":
+            runpy.run_path(arguments[0])
+            continue
         assert program == "simfl"
         capsys.readouterr()
         code = main(arguments)

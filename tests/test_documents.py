@@ -19,7 +19,7 @@ NAME = (
     r"\b(test_[a-z0-9]+_[a-z0-9_]+|test_\w+(?=\.py))"  # name of a test or its file; splits of data have shorter names
 )
 DOCS = Path(__file__).parent.parent / "docs"
-README = DOCS.parent / "README.md"
+PAGE = DOCS / "how-to/own_algorithm.md"
 
 
 def test_the_table_of_algorithms_is_up_to_date() -> None:
@@ -73,10 +73,10 @@ def test_tests_named_in_documents_exist() -> None:
     assert len(named) > 20
 
 
-def test_the_fedprox_of_the_readme_runs_as_pasted_and_equals_the_built_in_one(
+def test_the_fedprox_of_the_documentation_runs_as_pasted_and_equals_the_built_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (code,) = [block for block in blocks if "class FedProx" in block]
     (tmp_path / "pasted_fedprox.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -27,6 +27,7 @@ html_static_path = [str(HERE / "static")]
 html_css_files = ["simfl.css"]
 html_show_sourcelink = False
 html_copy_source = False
+smartquotes = False
 templates_path = [str(HERE / "_templates")]
 html_sidebars = {
     "**": [

@@ -48,7 +48,7 @@ class Stage:
     def _converted(self, source: str, text: str) -> str:
         pieces, end = [], 0
         for fence in FENCE.finditer(text):
-            pieces += [self._linked(source, text[end : fence.start()]), fence.group()]
+            pieces += [self._linked(source, text[end : fence.start()]), captioned(fence.group())]
             end = fence.end()
         converted = "".join([*pieces, self._linked(source, text[end:])])
         if source.startswith("docs/") and Path(source).name == "index.md":
@@ -108,6 +108,11 @@ def place(source: str) -> str:
     return source.removeprefix("docs/") if source.startswith("docs/") else f"project/{source}"
 
 
+def captioned(fence: str) -> str:
+    """Return a block of code with the name of its file above it, if it has one."""
+    return re.sub(r"^```(\w+) file=(\S+)\n", r"```{code-block} \1\n:caption: \2\n\n", fence)
+
+
 def resolved(source: str, link: str) -> str:
     """Return the path in the repository that a link of a page leads to; a folder stands for its page."""
     target = os.path.normpath(os.path.join(os.path.dirname(source), link))
@@ -124,8 +129,9 @@ def contents(source: str, text: str) -> str:
     else:
         targets = [one for one in targets if os.path.dirname(one) == os.path.dirname(source)]
     entries = [os.path.relpath(place(one), os.path.dirname(place(source)) or ".") for one in dict.fromkeys(targets)]
+    entries = [f"Project <{entry}>" if entry.endswith("README.md") else entry for entry in entries]
     entries += ["messages.md", "api/index.md"] if source == "docs/reference/index.md" else []
-    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(entries) + "\n```\n"
+    return "\n```{toctree}\n:hidden:\n:titlesonly:\n\n" + "\n".join(entries) + "\n```\n"
 
 
 def generated() -> Iterator[tuple[str, str]]:

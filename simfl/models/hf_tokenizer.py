@@ -41,8 +41,19 @@ class HfTokenizer:
 
     @property
     def end_id(self) -> int:
-        """The token that ends an answer."""
-        return int(self.tokenizer.eos_token_id)
+        """The token that ends a text; padding where the tokenizer has none, as models that classify texts may."""
+        end = self.tokenizer.eos_token_id
+        return self.pad_id if end is None else int(end)
+
+    def answer_end(self) -> int:
+        """Return the token that ends an answer.
+
+        Raises:
+            ConfigError: The tokenizer has none, so no generated answer could end.
+        """
+        if self.tokenizer.eos_token_id is None:
+            raise ConfigError("model.tokenizer_from: the tokenizer has no token that ends a text; set its eos_token")
+        return self.end_id
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""

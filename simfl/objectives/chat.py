@@ -245,7 +245,7 @@ class Chat(Objective):
         words = _words_of_examples(split) if reads else [NO_WORDS] * examples.num_rows
         values: list[dict[str, Any]] = examples.select(names).to_pylist() if names else [{}] * examples.num_rows
         firsts = [texts[0] if texts else "" for texts in self._answers(examples)]
-        answers, end = prompts.tokenizer.encode(firsts), prompts.tokenizer.end_id
+        answers, end = prompts.tokenizer.encode(firsts), prompts.tokenizer.answer_end()
         return [
             _Encoded(prompt, [*ids[: self.max_answer - 1], end], cut, len(ids) >= self.max_answer)
             for (prompt, cut), ids in zip(self._prompts(values, words, prompts), answers, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 import simfl
 from simfl.errors import ConfigError, RunError
 from simfl.models.hf import HuggingFace
-from simfl.models.hf_tokenizer import load_tokenizer
+from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.lora import Lora
 from simfl.models.meta_device import build_on_meta, drop_remote_weights
 from simfl.models.peft_method import PeftMethod
@@ -221,3 +222,10 @@ def test_a_model_of_another_library_and_a_full_folder_are_not_exported(tmp_path:
         run.export(tmp_path / "new")
     with pytest.raises(RunError, match="is not an empty folder"):
         run.export(tmp_path / "mlp")
+
+
+def test_a_tokenizer_without_an_end_encodes_texts_and_gives_no_answers() -> None:
+    tokenizer = HfTokenizer(SimpleNamespace(pad_token_id=3, eos_token_id=None))
+    assert tokenizer.end_id == 3
+    with pytest.raises(ConfigError, match="no token that ends a text"):
+        tokenizer.answer_end()
