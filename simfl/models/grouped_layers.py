@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from simfl.models import convolution, rms_norm
+from simfl.models.base import AutogradContext
 from simfl.models.call_context import current_call
 
 GroupedForward = Callable[[Any, Tensor], Tensor]  # of a layer, and its input
@@ -31,11 +32,43 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
         bias = None if layer.bias is None else layer.bias.reshape(-1)
         return functional.linear(x, layer.weight.flatten(0, 1), bias)
     flat = x.reshape(current_call().num_groups, -1, x.shape[-1])
+    if x.is_cuda:
+        return grouped_product(flat, layer.weight, layer.bias).reshape(*x.shape[:-1], -1)
     if layer.weight.numel() <= flat.numel():
         return _product(layer.bias, flat, layer.weight.transpose(1, 2), -2).reshape(*x.shape[:-1], -1)
     # transposed, the weight's gradient has the memory layout of the weight: an optimizer step takes a third of the time
     out = _product(layer.bias, layer.weight, flat.transpose(1, 2), -1).transpose(1, 2)
     return out.reshape(*x.shape[:-1], -1)
+
+
+def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x [g, M, K] by the weights [g, N, K] of each client, transposed, and add the bias [g, N].
+
+    The gradient of a weight has the weight's memory layout, which a fused optimizer demands; that of `torch.bmm` is
+    transposed.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    out: Tensor = _GroupedProduct.apply(x, weight, bias)
+    return out
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Products of matrices, one for each client."""
+
+    @staticmethod
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(bias, x, weight.mT, -2)
+
+    @staticmethod
+    def backward(ctx: AutogradContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), needs = ctx.saved_tensors, ctx.needs_input_grad
+        gradient = gradient.to(weight.dtype)
+        dx = torch.bmm(gradient, weight) if needs[0] else None
+        dw = torch.bmm(gradient.mT, x) if needs[1] else None
+        return dx, dw, gradient.sum(1) if needs[2] else None
 
 
 def _product(bias: Tensor | None, left: Tensor, right: Tensor, axis: int) -> Tensor:

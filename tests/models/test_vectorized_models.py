@@ -17,7 +17,7 @@ from simfl.models.base import Model
 from simfl.models.bottleneck import Bottleneck
 from simfl.models.call_context import ModelCall, call_context
 from simfl.models.cnn import Cnn
-from simfl.models.grouped_layers import grouped_forward, grouped_layers, ungrouped_params
+from simfl.models.grouped_layers import grouped_forward, grouped_layers, grouped_product, ungrouped_params
 from simfl.models.layout_t5 import LayoutT5
 from simfl.models.lora import Lora
 from simfl.models.mlp import Mlp
@@ -187,3 +187,27 @@ def test_a_layer_that_only_resembles_a_known_one_has_no_grouped_form(kind: str) 
     trained = tuple(name for name, _ in module.named_parameters())
     assert ungrouped_params(module, trained) == list(trained)
     assert grouped_layers(module, trained) == []
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_gradient_of_a_grouped_product_is_laid_out_like_the_weight(biased: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 7, 5), (3, 4, 5)] + [(3, 4)] * biased
+    given = [torch.randn(*shape, generator=draw, requires_grad=True) for shape in shapes]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    out = grouped_product(given[0], given[1], given[2] if biased else None)
+    right = exact[0] @ exact[1].mT + (exact[2][:, None] if biased else 0.0)
+    slope = torch.randn(out.shape, generator=draw)
+    found, wanted = torch.autograd.grad(out, given, slope), torch.autograd.grad(right, exact, slope.double())
+    assert found[1].is_contiguous()
+    for one, other in zip((out, *found), (right, *wanted), strict=True):
+        assert torch.allclose(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_under_autocast_a_grouped_product_is_one_of_bf16_and_its_gradients_are_float32() -> None:
+    x, weight = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 4, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = grouped_product(x, weight, None)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, torch.bmm(x.bfloat16(), weight.bfloat16().mT))
+    assert all(t.dtype == torch.float32 for t in torch.autograd.grad(out.float().sum(), (x, weight)))
