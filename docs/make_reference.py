@@ -134,7 +134,7 @@ def kind(hint: object) -> str:
     if isinstance(hint, type) and (registry_of(hint) or hint is LocalOptimizer):
         return "component"
     names = {bool: "boolean", int: "integer", float: "number", str: "text", type(None): "null"}
-    return names.get(hint, "mapping" if is_dataclass(hint) else "any")  # type: ignore[call-overload, no-any-return]
+    return names.get(hint, "mapping" if is_dataclass(hint) else "any")  # type: ignore[call-overload]
 
 
 def allowed(hint: object) -> str:

@@ -69,11 +69,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def module_lines(module: str, tree: ast.Module, source: list[str]) -> list[str]:
     """Return the text of a module: its docstring, then its public classes and functions."""
-    public = [
-        node
-        for node in tree.body
-        if isinstance(node, (ast.ClassDef, *Function.__args__)) and not node.name.startswith("_")
-    ]
+    public = [node for node in tree.body if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_")]
     lines = [f"({module.replace('.', '-')})=", f"## {module}", "", *text(tree), ""]
     for node in public:
         lines += class_lines(node, source) if isinstance(node, ast.ClassDef) else function_lines(node)

@@ -266,7 +266,7 @@ def template(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        text = "".join(piece.value if isinstance(piece, ast.Constant) else "…" for piece in node.values)
+        text = "".join(str(piece.value) if isinstance(piece, ast.Constant) else "…" for piece in node.values)
         return re.sub("…(?:…)+", "…", text)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return template(node.left) + template(node.right)
