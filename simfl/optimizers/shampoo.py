@@ -51,30 +51,68 @@ class Shampoo(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's closure is not supported
         """Step every tensor that has a gradient."""
-        for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is not None:
-                    tensor.add_(self._direction(tensor, tensor.grad, group), alpha=-group["lr"])
+        parts = [
+            _Part(tensor, Layout(tensor.shape, group["block"], int(group["stacked"])), self.state[tensor], group)
+            for group in self.param_groups
+            for tensor in group["params"]
+            if tensor.grad is not None
+        ]
+        for part in parts:
+            part.observe()
+        _update_roots([part for part in parts if part.count % part.group["roots_every"] == 0])
+        for part in parts:
+            part.tensor.add_(part.direction(), alpha=-part.group["lr"])
 
-    def _direction(self, tensor: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        layout = Layout(tensor.shape, group["block"], int(group["stacked"]))
-        blocks, state = layout.cut(gradient.to(torch.float32)), self.state[tensor]
+
+class _Part:
+    """A tensor in one step: its blocks, state and settings."""
+
+    def __init__(self, tensor: Tensor, layout: Layout, state: dict[str, Any], group: dict[str, Any]) -> None:
+        self.tensor, self.layout, self.state, self.group = tensor, layout, state, group
+        assert tensor.grad is not None
+        self.blocks = layout.cut(tensor.grad.to(torch.float32))
         if not state:
             state["step"] = torch.zeros(())
-            state |= _identities(blocks, layout.is_matrix)
+            state |= _identities(self.blocks, layout.is_matrix)
         state["step"] += 1
-        count = int(state["step"])
-        if count % group["statistics_every"] == 0:
-            for side, found in _statistics(blocks, layout.is_matrix).items():
-                _update(state[side], found, group["average"])
-        if count % group["roots_every"] == 0:
-            power = -0.25 if layout.is_matrix else -0.5
-            for side in _sides(layout.is_matrix):
-                state[f"{side}_root"].copy_(_root(state[side], group["rho"], power, layout.is_matrix))
-        direction = _precondition(blocks, state, layout.is_matrix)
-        if group["clip"] is not None:
-            direction = direction.clamp(-group["clip"], group["clip"])
-        return layout.join(direction).to(tensor.dtype)
+        self.count = int(state["step"])
+
+    def observe(self) -> None:
+        """Update the statistics where they are due."""
+        if self.count % self.group["statistics_every"] == 0:
+            for side, found in _statistics(self.blocks, self.layout.is_matrix).items():
+                _update(self.state[side], found, self.group["average"])
+
+    def direction(self) -> Tensor:
+        """Return the preconditioned and clipped gradient."""
+        direction = _precondition(self.blocks, self.state, self.layout.is_matrix)
+        if self.group["clip"] is not None:
+            direction = direction.clamp(-self.group["clip"], self.group["clip"])
+        return self.layout.join(direction).to(self.tensor.dtype)
+
+
+def _update_roots(parts: Iterable[_Part]) -> None:
+    """Compute the roots of tensors; matrices of equal size are decomposed in one call, whatever tensor they are of.
+
+    Decompositions of small matrices are bound by the time of a call, above all on a GPU. Each root is multiplied
+    alone, since a product of many matrices may differ from single ones in the last bit.
+    """
+    sizes: dict[tuple[int, float, torch.device], list[tuple[Tensor, Tensor]]] = {}
+    for part in parts:
+        rho, state = part.group["rho"], part.state
+        if not part.layout.is_matrix:
+            state["left_root"].copy_((state["left"] + rho) ** -0.5)
+            continue
+        for side in ("left", "right"):
+            key = (state[side].shape[-1], rho, state[side].device)
+            sizes.setdefault(key, []).append((state[side], state[f"{side}_root"]))
+    for (size, rho, _), pairs in sizes.items():
+        together = torch.linalg.eigh(torch.cat([statistics.reshape(-1, size, size) for statistics, _ in pairs]))
+        counts = [root.numel() // size**2 for _, root in pairs]
+        for (_, root), *found in zip(pairs, *(part.split(counts) for part in together), strict=True):
+            values, vectors = found[0].reshape(root.shape[:-1]), found[1].reshape(root.shape)
+            powers = (values.clamp_min(0.0) + rho).clamp_min(1e-30) ** -0.25
+            root.copy_((vectors * powers[..., None, :]) @ vectors.mT)
 
 
 class Layout:
@@ -105,10 +143,6 @@ class Layout:
         return whole[..., : self.height, : self.width].reshape(self.shape)
 
 
-def _sides(is_matrix: bool) -> tuple[str, ...]:
-    return ("left", "right") if is_matrix else ("left",)
-
-
 def _identities(blocks: Tensor, is_matrix: bool) -> dict[str, Tensor]:
     """Return identities as statistics and roots."""
     if not is_matrix:
@@ -128,15 +162,6 @@ def _update(old: Tensor, found: Tensor, average: float | None) -> None:
         old.add_(found)
     else:
         old.lerp_(found, 1.0 - average)
-
-
-def _root(statistics: Tensor, rho: float, power: float, is_matrix: bool) -> Tensor:
-    """Return (statistics + rho·I)^power, from eigenvalues."""
-    if not is_matrix:
-        return (statistics + rho) ** power
-    values, vectors = torch.linalg.eigh(statistics)
-    powers = (values.clamp_min(0.0) + rho).clamp_min(1e-30) ** power
-    return (vectors * powers[..., None, :]) @ vectors.mT
 
 
 def _precondition(blocks: Tensor, state: dict[str, Tensor], is_matrix: bool) -> Tensor:

@@ -162,3 +162,17 @@ def test_shampoo_state_stays_on_the_client(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(settings: dict, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         Shampoo([torch.zeros(1)], **settings)
+
+
+def test_shampoo_decomposes_tensors_together_with_the_bits_of_each_alone() -> None:
+    shapes = [(40, 24), (24, 40), (40, 40), (40, 24), (5,), (70, 24)]  # blocks of 40 rows at most; sizes recur
+    together = [random(*shape, seed=i) for i, shape in enumerate(shapes)]
+    alone = [tensor.clone() for tensor in together]
+    optimizers = [Shampoo(together, block=40, roots_every=2, statistics_every=1)]
+    optimizers += [Shampoo([tensor], block=40, roots_every=2, statistics_every=1) for tensor in alone]
+    for step in range(5):
+        for i, (one, other) in enumerate(zip(together, alone, strict=True)):
+            one.grad = other.grad = random(*shapes[i], seed=100 * step + i)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
