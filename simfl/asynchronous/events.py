@@ -353,21 +353,11 @@ class _Sampler:
         if self.times.fixed is not None:
             chosen = self._first_idle(islice(self.draws.singly, most), count)
         else:
-            chosen = self._first_free(self.draws.take(most), count, now)
+            drawn: Iterable[int] = self.draws.window(most)
+            if not self.times.always:
+                drawn = filter(partial(self.times.is_available, instant=now), drawn)
+            chosen = self._first_idle(drawn, count)
         self.num_busy += len(chosen)
-        return chosen
-
-    def _first_free(self, drawn: np.ndarray, count: int, now: int) -> list[int]:
-        """Return the first `count` idle and available clients, which are busy from now on."""
-        if self.times.always:
-            size, free = 2 * count, None
-        else:
-            size, free = 4 * count, partial(self.times.is_available, instant=now)
-        chosen, used = list[int](), 0
-        while used < len(drawn) and len(chosen) < count:
-            some = drawn[used : used + size].tolist()
-            chosen += self._first_idle(some if free is None else filter(free, some), count - len(chosen))
-            used += size
         return chosen
 
     def _first_idle(self, drawn: Iterable[int], count: int) -> list[int]:
@@ -431,29 +421,29 @@ class _Draws:
     def __init__(self, num_clients: int, seed: int, phase: int) -> None:
         self.num_clients, self.names = num_clients, (seed, phase)
         self.drawn, self.at, self.num_blocks = np.empty(0, np.int64), 0, 0
+        self.view = self.drawn.data  # single numbers of it are read several times as fast
         self.singly = (client for _ in count() for client in self._block().tolist())
 
-    def take(self, count: int) -> np.ndarray:
-        """Return the next draws, int64 [count]."""
-        begin = self.at
-        self.at += count
-        if self.at > len(self.drawn):
-            self._extend(begin, count)
-            begin, self.at = 0, count
-        return self.drawn[begin : self.at]
+    def window(self, count: int) -> memoryview[int]:
+        """Return the next draws."""
+        begin = self._reserve(count)
+        self.at = begin + count
+        return self.view[begin : self.at]
 
     def peek(self, count: int) -> np.ndarray:
         """Return draws to come without taking them, int64 [count]."""
-        found = self.take(count)
-        self.at -= count
-        return found
+        begin = self._reserve(count)
+        return self.drawn[begin : begin + count]
 
-    def _extend(self, begin: int, count: int) -> None:
-        """Draw blocks until there are `count` draws from `begin` on; these are then the first ones."""
-        blocks = [self.drawn[begin:]]
-        while sum(map(len, blocks)) < count:
-            blocks.append(self._block())
-        self.drawn = np.concatenate(blocks)
+    def _reserve(self, count: int) -> int:
+        """Return the position of the next draw, of which there are `count` at least."""
+        if self.at + count > len(self.drawn):
+            blocks = [self.drawn[self.at :]]
+            while sum(map(len, blocks)) < count:
+                blocks.append(self._block())
+            self.drawn, self.at = np.concatenate(blocks), 0
+            self.view = self.drawn.data
+        return self.at
 
     def _block(self) -> np.ndarray:
         seed, phase = self.names
