@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
-SLOW = dict.fromkeys((*NEEDS_TRANSFORMERS, "reproducing"), pytest.mark.slow)
+SLOW = dict.fromkeys((*NEEDS_TRANSFORMERS, "differential_privacy", "reproducing"), pytest.mark.slow)
 EXECUTED = [pytest.param(path, id=path.stem, marks=SLOW.get(path.stem, ())) for path in DOCUMENTS]
 
 
