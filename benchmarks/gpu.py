@@ -1,6 +1,7 @@
 """Measure rounds of works of published size on one GPU, with each program: `python -m benchmarks.gpu`.
 
-All runs share this process (`--backend inline`) and follow one another. A row is the median round after the first few;
+All runs share this process (`--backend inline`) and follow one another. A row is the median round after the first few,
+without the last, which also scores the final model;
 a round includes sampling, batches, training, ledger, sums and the server step. `start` is the time of the first two
 rounds, which includes capture or compilation. MFU is the share of the card's bf16 peak that the products of the models
 take, by the formulas of `benchmarks.flops`. `--plain` trains a plain T5 in PyTorch after the works (`plain_t5`), with
@@ -58,7 +59,7 @@ def measure(experiment: Experiment, rounds: int, backend: str, workers: int | st
     spent = [line["seconds"] for line in logged]
     if len(spent) < rounds:
         raise RuntimeError(f"{experiment.name}: stopped after {len(spent)} of {rounds} rounds")
-    later = slice(min(SKIPPED, rounds - 1), None)
+    later = slice(min(SKIPPED, max(0, rounds - 2)), max(1, rounds - 1))  # the last round also scores the final model
     seconds = float(np.median(spent[later]))
     phase = experiment.phases[0]
     clients = experiment.partition.clients or 1
