@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import Stopping, Toy, experiment, run, traces
+from fakes_asynchronous import case as timed
 from fakes_documents import Pages
 
 from simfl.algorithms.fedavg import FedAvg
@@ -122,6 +123,24 @@ def test_metrics_of_a_run_that_has_ended_are_added_to_its_tracked_run(tmp_path, 
     run(experiment(), tmp_path / "untracked")
     tracking.log_afterwards(case, tmp_path / "untracked", "audit/round", rows, lambda text: None)
     assert not (tmp_path / "untracked" / "wandb").exists()
+
+
+@pytest.mark.slow
+def test_scores_of_a_run_in_virtual_time_are_logged_over_its_seconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    evaluate = Evaluate(every=1, batch_size=60)
+    case = timed("fedavg", rounds=3, evaluate=evaluate, tracking=Tracking(wandb=Wandb(mode="offline")))
+    run(case, tmp_path / "run")
+    axes = {
+        record.metric.name or record.metric.glob_name: record.metric.step_metric
+        for record in records(tmp_path / "run")
+        if record.WhichOneof("record_type") == "metric"
+    }
+    assert axes["by_time/*"] == "virtual_seconds"
+    rounds = {row["round"]: row["virtual_seconds"] for row in tables.rows(tmp_path / "run/rounds.parquet")}
+    scored = [row for row in history(tmp_path / "run") if "by_time/accuracy" in row]
+    assert [row["virtual_seconds"] for row in scored] == [rounds[number] for number in (1, 2, 3)]
+    assert [row["by_time/accuracy"] for row in scored] == [row["evaluations/valid/global/accuracy"] for row in scored]
 
 
 def test_summary_shadows_no_metric(tracked):
