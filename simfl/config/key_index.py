@@ -14,6 +14,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 from simfl.config.registries import REGISTRIES, RegistrySpec, registry_of
 from simfl.errors import closest, nearest
 from simfl.experiment import Experiment
+from simfl.models.peft_rules import peft_hint
 from simfl.optimizers.local import LOCAL_OPTIMIZERS, LocalOptimizer
 
 OTHER_NAMES = {  # names that other libraries use -> simfl's key
@@ -49,9 +50,6 @@ OTHER_NAMES = {  # names that other libraries use -> simfl's key
     "strategy": "phases[].algorithm",
     "task": "phases[].objective",
     "wd": "phases[].local.optimizer.weight_decay",
-}
-UNSUPPORTED = {  # methods of other libraries, by the registry that would have them
-    "adapters": ("adalora", "ia3", "loha", "lokr", "oft", "p_tuning", "prefix_tuning", "prompt_tuning", "vera"),
 }
 PREFERRED = ("phases[].local.", "phases[].", "partition.", "model.", "data.", "")  # among equal names, in this order
 
@@ -179,9 +177,8 @@ def _preference(path: str) -> tuple[int, int, str]:
 
 def kind_of(name: str, registry: RegistrySpec) -> str:
     """Return a hint for a name that a registry does not have, but another one does; empty for any other name."""
-    for kind, names in UNSUPPORTED.items():
-        if REGISTRIES[kind] is registry and name.lower() in names:
-            return f"simfl does not support it; allowed: {', '.join(registry.components)}"
+    if registry is REGISTRIES["adapters"] and (hint := peft_hint(name.lower())):
+        return hint
     others: dict[str, object] = {kind: spec.components for kind, spec in REGISTRIES.items() if spec is not registry}
     others["optimizers"] = LOCAL_OPTIMIZERS
     for kind, components in others.items():

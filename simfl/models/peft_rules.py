@@ -57,6 +57,21 @@ def supported_methods() -> list[str]:
     return [name for kind in PEFT_TYPE_TO_TUNER_MAPPING if not _reason_against(name := str(kind.value).lower())]
 
 
+def peft_hint(method: str) -> str:
+    """Return a hint for a method of peft that was given as a kind of adapter; empty if peft has no such method."""
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    known = {str(kind.value).lower() for kind in PEFT_TYPE_TO_CONFIG_MAPPING} | {
+        "prompt_tuning",
+        "prefix_tuning",
+        "p_tuning",
+    }
+    if method not in known:
+        return ""
+    reason = _reason_against(method)
+    return f"simfl does not support it, because {reason}" if reason else f"write {{kind: peft, method: {method}}}"
+
+
 def check_method(method: str, where: str = "adapters.method") -> None:
     """Raise ConfigError for a method that peft does not have, or that simfl does not train."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING

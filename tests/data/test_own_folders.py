@@ -177,6 +177,9 @@ def test_one_list_alone_can_give_rows() -> None:
 def test_columns_with_usual_names_are_suggested() -> None:
     assert suggested_columns({"review": ["long text"], "stars": [1]}) == {"text": "review", "label": "stars"}
     assert suggested_columns({"x1": ["a long one", "b long"], "kind": ["p", "q"]}) == {"text": "x1", "label": "kind"}
+    listed = {"path": ["0.png"], "label": ["a"], "split": ["train"], "domain": ["d"]}
+    assert suggested_columns(listed) == {"image": "path"}
+    assert suggested_columns({"words_said": ["a b", "c"], "label": [0, 1]}) == {"text": "words_said"}
     pages = {name: [page[name] for page in PAGES] for name in PAGES[0]}
     assert suggested_columns(pages) == {"question": "qas.q", "answers": "qas.a"}
 

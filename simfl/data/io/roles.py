@@ -29,7 +29,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {  # names that columns of a role have
         "sentence", "review", "content", "body", "tweet", "comment", "message", "abstract", "utterance",
         "description", "texts", "post",
     ),
-    "image": ("img", "image_path", "img_path", "file_name", "filename", "file", "photo", "picture", "images"),
+    "image": ("img", "image_path", "img_path", "path", "file_name", "filename", "file", "photo", "picture", "images"),
     "question": ("q", "query", "questions", "prompt", "instruction"),
     "answers": ("a", "answer", "response", "output", "completion"),
     "words": ("tokens", "ocr_tokens", "ocr_words"),
@@ -62,7 +62,8 @@ def suggested_columns(columns: Values, present: Collection[str] = ()) -> dict[st
         theirs = next((names[other] for other in (role, *others) if other in names), role)
         found |= {role: theirs} if theirs != role else {}
     if not {*INPUTS} & {*found, *columns, *present}:
-        found |= _by_values(columns)
+        guessed = _by_values(columns)
+        found = {role: name for role, name in guessed.items() if role not in columns} | found
     found = {role: name for role, name in found.items() if role not in present}
     if {"question", "words"} & {*found, *columns, *present}:  # nothing but documents and texts with answers has these
         return {role: name for role, name in found.items() if role not in ("text", "label")}
@@ -82,6 +83,7 @@ def _nested_names(columns: Values) -> dict[str, str]:
 
 def _by_values(columns: Values) -> dict[str, str]:
     """Return the longest texts as `text`, and the column of the fewest values as `label`."""
+    columns = {name: values for name, values in columns.items() if name not in ROLES}
     texts = {name: values for name, values in columns.items() if values and all(isinstance(v, str) for v in values)}
     if not texts:
         return {}
