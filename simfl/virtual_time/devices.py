@@ -39,17 +39,23 @@ FIREFOX = "Firefox developer tools, throttling profiles"
 WEBPAGETEST = "WebPageTest, connectivity.ini.sample"
 
 DEVICES = {
-    "phone_low": Device(130 * GIGA, 3.0, "Adreno 506 (Snapdragon 625): Wikipedia, Adreno; 3 W assumed"),
-    "phone_mid": Device(567 * GIGA, 4.0, "Adreno 540 (Snapdragon 835): Wikipedia, Adreno; 4 W assumed"),
-    "phone_high": Device(899 * GIGA, 5.0, "Adreno 640 (Snapdragon 855): Wikipedia, Adreno; 5 W assumed"),
+    "phone_low": Device(
+        130 * GIGA, 3.0, "Adreno 506 (Snapdragon 625): Wikipedia, Adreno (nanoreview.net: 124); 3 W assumed"
+    ),
+    "phone_mid": Device(567 * GIGA, 4.0, "Adreno 540 (Snapdragon 835): Wikipedia, Adreno, not checked; 4 W assumed"),
+    "phone_high": Device(
+        899 * GIGA, 5.0, "Adreno 640 (Snapdragon 855), 384 units, 585 MHz: nanoreview.net; 5 W assumed"
+    ),
     "raspberry_pi_4": Device(8 * GIGA, 7.0, "Linpack, Feiereisen 2022, feiereisen.net (double precision); 7 W assumed"),
-    "jetson_nano": Device(236 * GIGA, 10.0, "NVIDIA: 472 GFLOP/s in half precision, 5 to 10 W"),
-    "jetson_tx2": Device(665 * GIGA, 15.0, "NVIDIA: 1.33 TFLOP/s in half precision, 7.5 to 15 W"),
-    "jetson_agx_orin": Device(5.3 * TERA, 60.0, "NVIDIA Jetson AGX Orin 64 GB: 5.3 TFLOP/s, 15 to 60 W"),
-    "laptop": Device(204.8 * GIGA, 15.0, "Intel Core i5-8250U: 4 cores x 1.6 GHz x 32, 15 W"),
-    "server_cpu": Device(2.048 * TERA, 150.0, "Intel Xeon Gold 6248: 20 cores x 1.6 GHz (AVX-512) x 64, 150 W"),
+    "jetson_nano": Device(236 * GIGA, 10.0, "128 cores x 921 MHz x 2; 10 W: cpu-gpu.alldbin.com"),
+    "jetson_tx2": Device(665 * GIGA, 15.0, "NVIDIA: 1.33 TFLOP/s in half precision; 7.5 to 15 W"),
+    "jetson_agx_orin": Device(5.3 * TERA, 60.0, "NVIDIA Jetson AGX Orin technical brief: 5.3 TFLOP/s; 15 to 60 W"),
+    "laptop": Device(204.8 * GIGA, 15.0, "Intel Core i5-8250U: 4 cores x 1.6 GHz x 32; 15 W: notebookcheck.com"),
+    "server_cpu": Device(
+        2.048 * TERA, 150.0, "Intel Xeon Gold 6248: 20 cores x 1.6 GHz (AVX-512) x 64, 150 W; clock not checked"
+    ),
     "t4": Device(8.1 * TERA, 70.0, "NVIDIA T4 data sheet: 8.1 TFLOP/s, 70 W"),
-    "v100": Device(15.7 * TERA, 300.0, "NVIDIA V100 SXM2 data sheet: 15.7 TFLOP/s, 300 W"),
+    "v100": Device(15.7 * TERA, 300.0, "NVIDIA V100 SXM2: 5,120 cores x 1.53 GHz x 2, 300 W; clock not checked"),
     "a100": Device(19.5 * TERA, 400.0, "NVIDIA A100 SXM data sheet: 19.5 TFLOP/s, 400 W"),
     "h100": Device(67.0 * TERA, 700.0, "NVIDIA H100 SXM data sheet: 67 TFLOP/s, 700 W"),
 }
