@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 from drawing import GRID, NOTHING, draw_page, draw_text
+from drawn_pages import Drawing, Pages, Writer
 from network import BEFORE_IMAGE, Language, SlotHead, build, encoded
-from pages import Drawing, Pages, Writer
-from scoring import Asked, held_out, receipts, score
+from reader_scores import Asked, held_out, receipts, score
 from shipping import pack, unpack
 from torch import Tensor, nn
 from torch.nn import functional

@@ -27,7 +27,7 @@ from simfl.models.hf_tokenizer import HfTokenizer, load_tokenizer
 from simfl.models.own import WrappedModel
 from simfl.models.peft_method import PeftMethod
 from simfl.models.pretrained import HUB_FILES, WEIGHT_FILES, reading, weights_folder
-from simfl.models.quantized import quantize_linears
+from simfl.models.quantized import check_kind, quantize_linears
 from simfl.protocol import Task
 
 HfTask = Literal[
@@ -79,7 +79,9 @@ class HuggingFace(WrappedModel):
     attention: Literal["sdpa", "eager"] | None = (
         None  # null: what transformers chooses; with dropout, simfl's keyed one
     )
-    base: Literal["none", "int8", "nf4"] = "none"  # quantization of the frozen linear layers under adapters
+    base: Literal["none", "int8", "nf4", "bnb_nf4"] = (
+        "none"  # quantization of the frozen linear layers under adapters; bnb_nf4: nf4 by bitsandbytes
+    )
     checkpointing: bool = False  # recompute activations in the backward pass, to save memory
     adapters: Adapter | None = None  # trained instead of the rest, with the head of a classifier
 
@@ -133,6 +135,7 @@ class HuggingFace(WrappedModel):
             return
         if self.adapters is None:
             raise ConfigError(f"model.base: {self.base} weights are not trained; add model.adapters, such as lora")
+        check_kind(self.base)
         heads = {name.rpartition(".")[0] for name in getattr(module, HEAD)}
         kept = [layer for path, layer in module.named_modules() if path in heads]
         if not quantize_linears(module, self.base, [*kept, module.get_output_embeddings()]):

@@ -1,7 +1,8 @@
-"""Frozen linear layers with quantized weights, under adapters (QLoRA, Dettmers et al. 2023), by torch alone.
+"""Frozen linear layers with quantized weights, under adapters (QLoRA, Dettmers et al. 2023), by torch or bitsandbytes.
 
     int8    one byte a value; a scale for each output
     nf4     four bits a value at the quantiles of a normal distribution; a scale for each block of 64 values
+    bnb_nf4 the same values by the kernels of bitsandbytes, an optional package, which dequantize in one operation
 
 Weights are dequantized for each pass, in the dtype of the activations, and again in the backward pass, so that they are
 never kept. Embeddings, norms, the layer of the logits and heads stay as they are.
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from simfl.errors import ConfigError
 from simfl.models.base import AutogradContext
 
-Kind = Literal["int8", "nf4"]
+Kind = Literal["int8", "nf4", "bnb_nf4"]
 BLOCK = 64  # values that share a scale
 LEVELS = (  # QLoRA, appendix E
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -114,10 +116,29 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
         return (values / _nonzero(scales)).round().to(torch.int8), scales
     flat = functional.pad(values.flatten(), (0, -values.numel() % BLOCK)).reshape(-1, BLOCK)
     scales = flat.abs().amax(1, keepdim=True)
+    if kind == "bnb_nf4" and not weight.is_meta:
+        codes, state = _bitsandbytes().quantize_4bit(flat, blocksize=BLOCK, quant_type="nf4", compress_statistics=False)
+        return codes.flatten(), state.absmax.reshape(-1, 1)
     levels = torch.tensor(LEVELS, device=weight.device)
     middles = (levels[1:] + levels[:-1]) / 2
     codes = torch.bucketize(flat / _nonzero(scales), middles).to(torch.uint8).flatten()
     return codes[0::2] | codes[1::2] << 4, scales
+
+
+def check_kind(kind: Kind) -> None:
+    """Raise ConfigError if a kind needs a package that is not installed."""
+    if kind == "bnb_nf4":
+        _bitsandbytes()
+
+
+def _bitsandbytes() -> Any:
+    """Return the functions of bitsandbytes. Raise ConfigError without the package."""
+    try:
+        from bitsandbytes import functional as kernels
+    except ImportError as error:
+        given = "model.base: bnb_nf4 needs the package bitsandbytes"
+        raise ConfigError(f"{given}; pip install 'simfl[bitsandbytes]', or base: nf4 without it") from error
+    return kernels
 
 
 def _nonzero(scales: Tensor) -> Tensor:
@@ -128,7 +149,14 @@ def _dequantized(codes: Tensor, scales: Tensor, shape: tuple[int, int], kind: Ki
     """Return the weight of codes and scales, computed in float32."""
     if kind == "int8":
         return (codes.float() * scales).to(dtype)
+    size = shape[0] * shape[1]
+    if kind == "bnb_nf4":
+        blocks = torch.Size((scales.numel(), BLOCK))  # rows of whole blocks: others are read wrongly on CPUs (0.50.2)
+        kernels = _bitsandbytes()
+        state = kernels.QuantState(scales.flatten(), blocks, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+        whole: Tensor = kernels.dequantize_4bit(codes.reshape(-1, 1), state)
+        return whole.flatten()[:size].reshape(shape)
     levels = torch.tensor(LEVELS, device=codes.device)
     pairs = torch.stack((codes & 15, codes >> 4), 1).flatten()
     values = levels[pairs.int()].reshape(-1, BLOCK) * scales
-    return values.flatten()[: shape[0] * shape[1]].reshape(shape).to(dtype)
+    return values.flatten()[:size].reshape(shape).to(dtype)

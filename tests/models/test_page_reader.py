@@ -21,7 +21,7 @@ from simfl.models.composed import composed_folder
 from simfl.models.hf import HuggingFace
 
 RECIPE = Path(__file__).resolve().parents[2] / "experiments/page_reader"
-MODULES = ("drawing", "network", "pages", "scoring", "shipping", "pretrain_reader")
+MODULES = ("drawing", "network", "drawn_pages", "reader_scores", "shipping", "pretrain_reader")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def base(recipe: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def writer(recipe: SimpleNamespace, base: Path) -> Any:
-    return recipe.pages.Writer(base)
+    return recipe.drawn_pages.Writer(base)
 
 
 @pytest.mark.parametrize("kind", ["invoice", "turned invoice", "text"])

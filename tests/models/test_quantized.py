@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,25 @@ def test_the_error_of_a_weight_is_at_most_half_a_gap_of_its_scale(kind: Kind, bo
     assert 0 < error.max() <= layer.weight.abs().max() * bound * 1.001
 
 
+@pytest.mark.parametrize("shape", [(20, 48), (64, 64), (5, 7)])
+def test_bitsandbytes_gives_the_same_values(shape: tuple[int, int]) -> None:
+    pytest.importorskip("bitsandbytes")
+    layer = nn.Linear(shape[1], shape[0])
+    own, other = QuantizedLinear(layer, "nf4"), QuantizedLinear(layer, "bnb_nf4")
+    assert torch.equal(own.weight, other.weight)
+    assert sum(b.nbytes for b in own.buffers()) == sum(b.nbytes for b in other.buffers())
+    x = torch.randn(3, shape[1], generator=torch.Generator().manual_seed(1)).requires_grad_()
+    (gradient,) = torch.autograd.grad(other(x).square().sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(own(x).square().sum(), x)[0])
+
+
+def test_bitsandbytes_is_named_with_its_extra_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    model = HuggingFace(config=LLAMA, base="bnb_nf4", adapters=Lora(targets=("*q_proj",)))
+    with pytest.raises(ConfigError, match=r"^model\.base: bnb_nf4 needs .*; pip install 'simfl\[bitsandbytes\]'"):
+        build_on_meta(model, Task(0))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_are_those_of_the_dequantized_layer(kind: Kind) -> None:
     layer = QuantizedLinear(linear(), kind)
@@ -55,8 +75,10 @@ def test_outputs_and_gradients_are_those_of_the_dequantized_layer(kind: Kind) ->
     torch.testing.assert_close(first.grad, second.grad)
 
 
-@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["nf4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "bnb_nf4"))])
 def test_a_quantized_base_trains_in_both_modes_and_is_exported_under_its_names(kind: Kind, tmp_path: Path) -> None:
+    if kind == "bnb_nf4":
+        pytest.importorskip("bitsandbytes")
     rows = [
         {"question": f"what is {'abcd'[n % 4]} ?", "answers": ["dcba"[n % 4]], "shop": f"s{n % 2}"} for n in range(8)
     ]

@@ -57,6 +57,7 @@ def receipts(count: int) -> list[Asked]:
     if "SIMFL_REAL_DATA" not in os.environ:
         return []
     split = Sroie(path="$SIMFL_REAL_DATA/sroie", image_size=448).load(cache_folder()).splits["unseen"]
+    assert split.documents is not None
     images = split.documents["image"]
     rows = split.examples.select(["document", "question", "answers"]).to_pylist()
     rows = rows[:: max(1, len(rows) // count)][:count]
