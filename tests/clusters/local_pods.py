@@ -28,7 +28,7 @@ from typing import IO, Any
 Json = dict[str, Any]
 NETWORK, HEAD = "10.90.0", "10.90.0.2"  # addresses of the pods; the head is the first one
 DASHBOARD, GCS = f"http://{HEAD}:8265", f"{HEAD}:6379"
-START_SECONDS = 300.0  # the processors may be shared
+START_SECONDS = 900.0  # the processors may be shared
 STORE_BYTES = 80 << 20  # of each object store: the smallest size that Ray allows
 PROGRAMS = ("unshare", "nsenter", "ip", "mount")
 HOLDER = "sleep infinity"  # keeps the network of all pods open
@@ -271,7 +271,7 @@ class LocalPods:
         for pod in self.pods:
             if pod.outer.poll() is not None:
                 raise RuntimeError(f"pod {pod.name} has ended: {self.logs()}")
-        ask = f"import urllib.request as r; r.urlopen('{DASHBOARD}/api/gcs_healthz', timeout=2).read()"
+        ask = f"import urllib.request as r; r.urlopen('{DASHBOARD}/api/gcs_healthz', timeout=30).read()"
         return self._in_network(shlex.join([sys.executable, "-c", ask])).returncode == 0
 
     def _wait(self, is_ready: Any, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The walk-through of docs/how-to/clusters.md: an experiment on a laptop, on Slurm, on Kubernetes and at S3, the same bits."""
+"""The walk-through of docs/how-to/clusters.md: one experiment on a laptop, Slurm, Kubernetes and S3, the same bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from local_pods import NETWORK, LocalPods, manifest_of
 from local_slurm import LocalSlurm
 
 pytest.importorskip("sklearn", reason="the digits need simfl[digits]")
-pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.clusters, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 EXPERIMENT = """
 # that of the page, with more and shorter rounds
@@ -41,7 +41,7 @@ evaluate: {every: 50, splits: [test]}
 URL = f"s3://{local_s3.BUCKET}/small"
 IMAGE = ("--image", "registry/simfl:1", "--python", sys.executable)  # the pods see the files of this machine
 OFTEN = ("--set", "checkpoint.seconds=0")  # of the run that moves, so that rounds are left for each place
-PATIENCE = 480.0  # seconds; the processors may be shared
+PATIENCE = 1200.0  # seconds; the processors may be shared
 
 
 def simfl(folder: Path, environment: dict[str, str], *words: str) -> str:
