@@ -29,15 +29,15 @@ SUMMARY = (
 )
 FACTS = """
 - An experiment names components: data, partition, model, objective, algorithm, codec, optimizer. `simfl list` shows
-  all, `simfl list NAME --json` the settings of one. Never guess a key: an unknown key or value is refused in one
-  line, with the nearest allowed one.
+  all, `simfl list NAME --json` the settings of one, `simfl explain KEY --json` one key. Never guess a
+  key: an unknown key or value is refused in one line, with the nearest allowed one.
 - `simfl data check PATH`, `simfl plan FILE` and `simfl run FILE --backend inline` check, in seconds and in this order,
   data, settings (bytes, memory, steps) and training. `--set phases.0.rounds=2` shortens a run.
 - Exit codes: 0 done, 1 a client or run failed, 2 an error of the user in one line, 3 Ray lost (resume), 130
   interrupted.
 - Results: `runs/NAME/summary.json`; from Python `run = simfl.load("runs/NAME")`, then `run.summary`, `run.rounds()`.
 - A class of your own takes the place of a name: `algorithm: {name: "mymodule:MyClass"}`;
-  `simfl new FILE --from fedprox` writes one to start from, and `simfl.contract.check(MyClass)` tests it.
+  `simfl new FILE --kind algorithm` writes one with a test, and `simfl.contract.check(MyClass)` tests it.
 """
 RULES = """
 ## Working on simfl itself
