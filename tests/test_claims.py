@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
@@ -133,3 +134,11 @@ def test_a_claim_without_rows_is_not_run(planted: Path) -> None:
     (planted / "fedvqa/README.md").write_text("# A\n")
     (one,) = make_claims.judged([CLAIM])
     assert (one.verdict, one.found) == (make_claims.NOT_RUN, None)
+
+
+def test_methods_are_tuned_on_validation_with_equal_budgets() -> None:
+    files = sorted((Path(__file__).parent.parent / "experiments").glob("*/tune_*.yaml"))
+    found = {path: yaml.safe_load(path.read_text()) for path in files}
+    assert {path.parent.name for path in files} == set(claims.PAPERS.values())
+    assert len({(one["search"]["trials"], str(one["search"]["sampler"])) for one in found.values()}) == 1
+    assert all(one["set"]["evaluate.splits"] == ["valid"] and "metric" not in one["search"] for one in found.values())
