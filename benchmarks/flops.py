@@ -142,8 +142,10 @@ def of_backbone(model: Any, inputs: Batch, classes: int | None) -> float | None:
         return tasks * layout_t5(model, count["input_ids"], count["labels"] // tasks).training()
     if isinstance(model, Albef):
         return albef(model, count["input_ids"], count["labels"]).training()
-    if isinstance(model, Vilt | Vault):
-        return (vilt if isinstance(model, Vilt) else vault)(model, count["input_ids"], classes or 0).training()  # type: ignore[operator]
+    if isinstance(model, Vilt):
+        return vilt(model, count["input_ids"], classes or 0).training()
+    if isinstance(model, Vault):
+        return vault(model, count["input_ids"], classes or 0).training()
     return vit(model, classes or 0).training() if isinstance(model, ViT) else None
 
 

@@ -117,13 +117,11 @@ class PlainT5(nn.Module):
         """Return the loss of texts [B, 712] and answers [B, 16]."""
         padding = cast(Tensor, self.padding)
         x, bias = self.words(ids), self.encoder_bias() + padding
-        for layer in self.encoder:
-            attention, feed_forward = layer  # type: ignore[misc]
+        for attention, feed_forward in cast(Any, self.encoder):
             x = feed_forward(attention(x, bias))
         states, bias = self.encoder_norm(x), self.decoder_bias()
         y = self.words(functional.pad(labels[:, :-1], (1, 0)))
-        for layer in self.decoder:
-            attention, cross, feed_forward = layer  # type: ignore[misc]
+        for attention, cross, feed_forward in cast(Any, self.decoder):
             y = feed_forward(cross(attention(y, bias), padding, states))
         logits = self.head(self.decoder_norm(y) * WIDTH**-0.5)
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

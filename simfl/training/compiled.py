@@ -11,6 +11,7 @@ learning rates and the active clients by a step counter that it increments, so a
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -117,8 +118,10 @@ def keep_programs(cache: Path) -> None:
     Their defaults are a folder of temporary files and one of the user. Folders that the environment names stay. A graph
     that was captured cannot be kept: it consists of addresses. Capturing it again takes as long as a step.
     """
+    own_default = str(Path(tempfile.gettempdir()) / "torchinductor_")  # torch sets the variable when it is imported
     for variable, folder in PROGRAM_FOLDERS.items():
-        os.environ.setdefault(variable, str(cache / "programs" / folder))
+        if os.environ.get(variable, own_default).startswith(own_default):
+            os.environ[variable] = str(cache / "programs" / folder)
 
 
 def trace_step(step: StepFunction, tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
