@@ -50,7 +50,7 @@ KINDS = (
     ),
     Kind(
         "Unknown name",
-        r"unknown|has no key|there is no|no such|has no split|has no (column|…)",
+        r"unknown|has no key|there is no |no such|has no split|has no (column|…)",
         "A component, key, split, column or file of this name does not exist.",
         "Take the suggestion of `did you mean`, or one of the allowed names. `simfl list` shows all components, `simfl"
         " list NAME` the settings of one.",
