@@ -319,14 +319,22 @@ class RunContext:
         """Return the low-rank pairs whose factors a phase trains and shares, if its algorithm needs pairs.
 
         Raises:
-            ConfigError: The model has none, or a layer's adapter is no plain product.
+            ConfigError: The model has none, a layer's adapter is no plain product, or the algorithm needs products of
+                which the phase trains and shares one factor alone.
         """
-        algorithm = self.experiment.phases[phase].algorithm
+        algorithm, where = self.experiment.phases[phase].algorithm, f"phases.{phase}"
         if not algorithm.needs_pairs:
             return ()
-        found = low_rank_pairs(self.module, f"phases.{phase}.algorithm", algorithm.changes_base)
+        found = low_rank_pairs(self.module, f"{where}.algorithm", algorithm.changes_base)
         shared = set(self.parameter_groups(phase).shared)
-        return tuple(pair for pair in found if {pair.down, pair.up} <= shared)
+        for pair in found if algorithm.products() == "needed" else ():
+            if len(shared.intersection(pair.names)) == 1:
+                (absent,) = set(pair.names) - shared
+                raise ConfigError(
+                    f"{where}.algorithm: {type(algorithm).__name__} aggregates products B A, but {absent} is frozen or"
+                    " personal; allowed with one factor: fedit, ffa_lora, fedsa_lora"
+                )
+        return tuple(pair for pair in found if shared.issuperset(pair.names))
 
     def assigned_ranks(self, phase: int, num_clients: int) -> np.ndarray:
         """Return the rank that the algorithm's setting gives each client, int64 [K]; ConfigError if it does not fit."""

@@ -102,6 +102,10 @@ class Algorithm:
         """Return the smallest number of uploads that `aggregate` is defined for, such as Krum's 2f + 3."""
         return 0
 
+    def least_rounds(self) -> int:
+        """Return the smallest number of rounds of a phase in which all stages of the algorithm take place."""
+        return 1
+
     def why_synchronous(self) -> str:
         """Return why updates from different versions of the model cannot be combined; empty if they can.
 

@@ -4,6 +4,7 @@ client   trains A and its own B_k;   sends A_k − A alone
 server   A ← Ā
 
 A holds what clients have in common, and B what is particular to each; clients are evaluated with their own B_k.
+Figure 1 of the paper shows which factor is trained and which is sent, here and in FFA-LoRA.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 client   trains A and B;   sends A_k − A, B_k − B
 server   A ← Ā,   B ← B̄ + ΔB        ΔB = argmin ‖Σ p_k B_k A_k − (B̄ + ΔB) Ā‖² + λ ‖ΔB‖²
 
-The paper measures the first term by cosine similarity and minimises by SGD. With squared distances the minimum has a
-closed form: ΔB = R Āᵀ (Ā Āᵀ + λ I)⁻¹ for the residual R = Σ p_k B_k A_k − B̄ Ā.
+Figure 1 of the paper shows the correction on the server. The paper measures the first term by cosine similarity and
+minimises by SGD. With squared distances the minimum has a closed form: ΔB = R Āᵀ (Ā Āᵀ + λ I)⁻¹ for the residual
+R = Σ p_k B_k A_k − B̄ Ā.
 """
 
 from __future__ import annotations

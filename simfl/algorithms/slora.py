@@ -44,6 +44,10 @@ class SLora(LowRank):
         "algorithm.density": 0.5,
     }
 
+    def least_rounds(self) -> int:
+        """Return the rounds of stage 1 and one of stage 2."""
+        return self.sparse_rounds + 1
+
     def travels(self, names: Sequence[str], round: int) -> tuple[str, ...]:
         """Return the weights in stage 1, and all other tensors in stage 2."""
         return tuple(name for name in names if is_base(name) == (round < self.sparse_rounds))

@@ -239,6 +239,9 @@ def _low_rank(phase: Phase, experiment: Experiment) -> Violations:
             f"algorithm: {name} combines A and B of single clients, and their product has no bounded sensitivity;"
             " allowed with privacy: ffa_lora, whose update is linear in what is sent"
         )
+    if phase.rounds < (least := algorithm.least_rounds()):
+        name = REGISTRIES["algorithms"].name_of(type(algorithm))
+        yield f"rounds: {phase.rounds} given, but the stages of {name} take at least {least} rounds"
     if algorithm.assigns and phase.server != Sgd():
         name = REGISTRIES["algorithms"].name_of(type(algorithm))
         yield f"server: {name} sets weights, which other steps would miss; allowed: sgd at learning_rate 1"

@@ -89,7 +89,7 @@ class PhaseMessages:
         """Parts that every client receives."""
         statistics = {BUFFERS: self.buffers} if self.buffers else {}
         base = {BASE: self.stage.network.tensors(self.stage.changed_base)} if self.stage.changed_base else {}
-        return self.stage.phase.algorithm.download(self.server) | base | statistics
+        return self.stage.phase.algorithm.download(self.server) | base | statistics | self._clip_parts[0]
 
     @cached_property
     def state(self) -> State:
@@ -108,7 +108,12 @@ class PhaseMessages:
     def sent(self) -> Parts:
         """Parts that every client uploads."""
         upload = self.stage.phase.algorithm.upload(self.trained, self.received, self.state, self.update)
-        return {**upload} | ({BUFFERS: self.buffers} if self.buffers else {})
+        return {**upload} | ({BUFFERS: self.buffers} if self.buffers else {}) | self._clip_parts[1]
+
+    @cached_property
+    def _clip_parts(self) -> tuple[Parts, Parts]:
+        """Parts of downloads and uploads with which the clip norm adapts."""
+        return ({}, {}) if self.stage.mechanism is None else self.stage.mechanism.clip_parts()
 
     @cached_property
     def down(self) -> Message:

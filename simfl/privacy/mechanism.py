@@ -262,6 +262,12 @@ class Mechanism:
             parts[CLIP] = {"left_alone": torch.zeros(1)}
         return AggregatedUpdates(parts, {}, 0, 0, 0.0)
 
+    def clip_parts(self) -> tuple[Parts, Parts]:
+        """Return the parts that adaptive clipping adds to a download and to an upload, with values of zero."""
+        if self.privacy.adaptive is None or self.privacy.clip is None:
+            return {}, {}
+        return {CLIP: {"norm": torch.zeros(1)}}, {CLIP: {"left_alone": torch.zeros(1)}}
+
     def next_clip(self, clip: float | None, means: AggregatedUpdates) -> float | None:
         """Return the clip norm of the next round: multiplied by exp(−eta·(fraction within it − gamma))."""
         adaptive = self.privacy.adaptive

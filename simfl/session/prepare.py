@@ -17,6 +17,7 @@ from simfl.data.partition.manifest import Partition, manifest_sha256
 from simfl.errors import ConfigError, nearest
 from simfl.evaluation.scoring import missing_scores
 from simfl.experiment import Experiment, Phase
+from simfl.low_rank import is_down, rank_axis, up_name
 from simfl.models.grouped_layers import why_sequential
 from simfl.models.hf_processor import uneven_pages
 from simfl.plans.client_times import set_times
@@ -316,6 +317,7 @@ def _check_phase(experiment: Experiment, context: RunContext, partition: Partiti
         )
     _check_num_uploads(phase, sampled, f"phases.{index}")
     _check_low_rank(context, index, len(partition))
+    _check_zero_factors(context, index)
     _check_secure_aggregation(experiment, partition, index, phase)
     for model in experiment.evaluate.models:
         models, name = [*phase.algorithm.eval_models, LOCAL], type(phase.algorithm).__name__
@@ -351,6 +353,17 @@ def _check_low_rank(context: RunContext, index: int, num_clients: int) -> None:
         context.ranks(index, num_clients)
         stage = context.phase_context(index, num_clients)
         algorithm.init_server(stage.network.tensors(stage.parameter_groups.shared), context.task)
+
+
+def _check_zero_factors(context: RunContext, index: int) -> None:
+    """Raise ConfigError for a low-rank factor A that has no gradient, since its B is zero and not trained."""
+    trained = [set(context.parameter_groups(phase).trained) for phase in range(index + 1)]
+    tensors = dict(context.module.named_parameters())
+    for down in filter(is_down, trained[index]):
+        up = tensors.get(name := up_name(down))
+        if up is None or up.is_meta or any(name in names for names in trained) or bool(up.any()):
+            continue
+        raise ConfigError(f"phases.{index}: {name} is zero and not trained, so that {down} has no gradient; train both")
 
 
 def _check_secure_aggregation(experiment: Experiment, partition: Partition, index: int, phase: Phase) -> None:
@@ -398,11 +411,21 @@ def _check_num_uploads(phase: Phase, sampled: int | None, where: str) -> None:
 
 def remarks(prepared: PreparedRun, phase: Phase, mode: ExecutionMode, workers: int) -> list[str]:
     """Return messages about how a phase is executed that a user could not see otherwise."""
-    found = [_idle_workers(prepared, phase, mode.clients_per_batch, workers)]
+    found = [_idle_workers(prepared, phase, mode.clients_per_batch, workers), _initial_factors(prepared, phase)]
     if prepared.identity.device != "cpu" and mode.mode == "vectorized" and not has_tensor_form(phase.local):
         name = phase.local.optimizer.name
         found.append(f"local steps run eagerly: {name} with its settings cannot be captured as a CUDA graph")
     return [text for text in found if text]
+
+
+def _initial_factors(prepared: PreparedRun, phase: Phase) -> str:
+    """Return a message if the global model is scored with factors of adapters that clients train for themselves."""
+    experiment, context = prepared.run_context.experiment, prepared.run_context
+    personal = context.parameter_groups(experiment.phases.index(phase)).personal_params
+    factor = next((name for name in personal if rank_axis(name) is not None), None)
+    if factor is None or not phase.communicate or "global" not in experiment.evaluate.models:
+        return ""
+    return f"evaluate.models: the global model has the initial {factor}, which clients keep; score the model personal"
 
 
 def _idle_workers(prepared: PreparedRun, phase: Phase, clients_per_batch: int, workers: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import simfl
 from simfl import config
 from simfl.aggregation.round import FACTORS, CohortResult, RoundAggregator
 from simfl.aggregation.tree import PartSums
+from simfl.algorithms.low_rank import DOWN, UP
 from simfl.algorithms.slora import chosen
 from simfl.data.partition.ranks import by_share
 from simfl.errors import ConfigError
@@ -276,7 +278,7 @@ def test_downloads_that_cannot_be_cut_to_a_rank_are_refused() -> None:
         experiment({"name": "fedit", "rank": list(RANKS)}, codec={"download": {"name": "float16", "encode": "weights"}})
     )
     with pytest.raises(ConfigError, match=r"codec\.download: Int8 cannot be cut to some values of a tensor"):
-        config.parse(experiment("slora", codec={"download": "int8"}))
+        config.parse(experiment({"name": "slora", "sparse_rounds": 1}, codec={"download": "int8"}))
 
 
 @pytest.mark.parametrize("mode", [*slow("sequential"), "vectorized"])
@@ -355,7 +357,7 @@ def test_stacked_factors_have_the_same_bits_however_clients_are_divided() -> Non
             for k in range(first, first + size):
                 sums.add({FACTORS: {name: t[k : k + 1] for name, t in stacked.items()}}, weights[k : k + 1], 1, False)
             result = CohortResult(number, size)
-            result.sums, result.gathered = sums.totals(), sums.gathered
+            result.sums, result.gathered = sums.totals()[0], sums.gathered
             total.take(result)
             first += size
         found.append(_products(total, pair, weights))
@@ -537,7 +539,7 @@ def test_a_factor_at_rest_is_not_moved_by_the_server_optimizer(server: dict[str,
 def test_rules_that_set_weights_refuse_other_server_steps(algorithm: str) -> None:
     for server in ({"optimizer": "adam"}, {"optimizer": "sgd", "learning_rate": 0.5}):
         with pytest.raises(ConfigError, match=rf"phases.0.server: {algorithm} sets weights.*sgd at learning_rate 1"):
-            config.parse(experiment(algorithm, server=server))
+            config.parse(experiment(algorithm, server=server, rounds=6))
 
 
 def test_devices_of_the_profile_give_the_ranks(tmp_path: Path) -> None:
@@ -574,3 +576,47 @@ def test_devices_without_a_rank_are_refused(rank: object, devices: object, messa
     with pytest.raises(ConfigError, match=f"phases.0.algorithm.rank.*{message}"):
         run(tmp_path / "refused", given)
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "phase", "message"),
+    [
+        (
+            "flora",
+            {"frozen": [DOWN]},
+            r"Flora aggregates products B A, but layers\.0\.linear\.lora_A\.default\.weight is",
+        ),
+        (
+            "flexlora",
+            {"personal_params": [UP]},
+            r"FlexLora aggregates products B A, but .*lora_B.* is frozen or personal",
+        ),
+        (
+            "fedit",
+            {"frozen": [UP]},
+            r"phases\.0: .*lora_B.* is zero and not trained, so that .*lora_A.* has no gradient",
+        ),
+        ("fedavg", {"frozen": [UP]}, r"phases\.0: .*lora_B.* is zero and not trained"),
+    ],
+)
+def test_factors_from_which_nothing_is_learned_are_refused(
+    algorithm: str, phase: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = experiment(algorithm, **phase)
+    given["evaluate"] = {"every": 0, "models": ["local"]}
+    with pytest.raises(ConfigError, match=f"(?i){message}"):
+        run(tmp_path / "run", given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_phase_too_short_for_the_second_stage_of_slora_is_refused() -> None:
+    settings = {"name": "slora", "sparse_rounds": 3}
+    with pytest.raises(ConfigError, match="rounds: 3 given, but the stages of slora take at least 4 rounds"):
+        config.parse(experiment(settings, train=["*.base_layer.weight"]))
+
+
+def test_a_global_model_with_initial_factors_is_reported(tmp_path: Path) -> None:
+    given = experiment("fedsa_lora", rounds=1)
+    given["evaluate"] = {"every": 0, "models": ["global", "personal"]}
+    own = run(tmp_path / "run", given)
+    assert "the global model has the initial" in (own.folder / "log.jsonl").read_text()

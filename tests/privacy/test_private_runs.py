@@ -87,6 +87,13 @@ def test_a_client_update_can_be_replayed(name: str, tmp_path: Path) -> None:
     assert replay(made, client["round"], client["client"]).equal
 
 
+def test_the_plan_counts_the_clip_norm_and_the_count_that_adapts_it(tmp_path: Path) -> None:
+    run(private(rounds=1, privacy=replace(GROUPS, adaptive=AdaptiveClip())), tmp_path / "run")
+    made = Run(tmp_path / "run")
+    assert "clip" in {row["part"] for row in made.ledger().to_pylist()}
+    assert made.summary["plan"] == "matches"
+
+
 def test_both_execution_modes_release_equal_updates_up_to_rounding(tmp_path: Path) -> None:
     sequential, vectorized = (
         private(mode=mode, rounds=1, privacy=replace(GROUPS, noise_multiplier=0.0))
