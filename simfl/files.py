@@ -50,6 +50,15 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Sync the content of a file that another process may have written to disk, but not its entry in the folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_synced(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write a file with `fill` and sync its content to disk, but not its entry in the folder."""
     with open(path, "wb") as file:

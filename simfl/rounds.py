@@ -21,10 +21,10 @@ from simfl.asynchronous.events import ScheduledRound
 from simfl.client_state import EMPTY, FileClientStore
 from simfl.data.partition.manifest import Partition
 from simfl.errors import RunError
-from simfl.optimizers.server import step_some
+from simfl.optimizers.server import step_in_pieces, step_some
 from simfl.privacy.mechanism import Mechanism
 from simfl.privacy.observations import clipping_metrics, signal_to_noise
-from simfl.protocol import BASE, AggregatedUpdates, Parts, Weights
+from simfl.protocol import BASE, AggregatedUpdates, Parts, State, Weights
 from simfl.runs.record import round_rows
 from simfl.runs.round_times import event_columns, time_columns, time_rows
 from simfl.runs.snapshot import Snapshot
@@ -252,16 +252,18 @@ def apply_round(context: PhaseContext, plan: RoundPlan, results: RoundAggregator
     client_states = dict(before.client_states)
     for result in results.results:
         client_states |= result.client_states
+    change = None if updates is None else _server_change(context, before, updates)
+    metrics = {} if updates is None else dict(context.phase.algorithm.metrics(before.server, updates))
+    if mechanism is not None and updates is not None:
+        metrics |= _private_metrics(mechanism, plan, results, updates, expected)
+    del updates  # its tensors are released as the server steps
     after = replace(
-        _step_server(context, before, updates),
+        _step_server(context, before, change),
         client_states=client_states,
         broadcast=plan.broadcast,
         round=before.round + 1,
         step=before.step + 1,
     )
-    metrics = {} if updates is None else dict(context.phase.algorithm.metrics(before.server, updates))
-    if mechanism is not None and updates is not None:
-        metrics |= _private_metrics(mechanism, plan, results, updates, expected)
     sent = [plan.download_rows, plan.protocol_rows]
     if plan.schedule is not None and context.times is not None:
         after = replace(after, clock=plan.schedule.end, selection=_next_selection(context, before, results))
@@ -321,11 +323,29 @@ def _unmask(context: PhaseContext, plan: RoundPlan) -> Unmask | None:
     return unmask
 
 
+class ServerChange(NamedTuple):
+    """Changes of the server by the uploads of a round.
+
+    Attributes:
+        delta: The pseudo-gradient of the server optimizer; no one else reads this dictionary.
+        state: The new state of the algorithm.
+        base: The frozen tensors that the algorithm has changed.
+        buffers: Running statistics.
+        clip: Clip norm of the next round.
+        rank: Rank of the change of the frozen base.
+    """
+
+    delta: Weights
+    state: State
+    base: Weights
+    buffers: Weights
+    clip: float | None
+    rank: int
+
+
 @timed("server")
-def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpdates | None) -> Snapshot:
-    """Apply the algorithm's aggregation and the server optimizer; a round without uploads changes nothing."""
-    if updates is None:
-        return replace(before, base_rank=0)
+def _server_change(context: PhaseContext, before: Snapshot, updates: AggregatedUpdates) -> ServerChange:
+    """Return what the algorithm makes of the uploads of a round."""
     phase, server = context.phase, before.server
     if updates.num_sampled < phase.algorithm.least_uploads():
         raise RunError(
@@ -335,21 +355,29 @@ def _step_server(context: PhaseContext, before: Snapshot, updates: AggregatedUpd
     delta, algorithm_state = phase.algorithm.aggregate(server, updates)
     changes = phase.algorithm.base_change(server, updates)
     base = {name: (server.base[name].double() + change).float() for name, change in changes.items()}
-    optimizer, low_rank = phase.server.at(before.round, phase.rounds), context.messages.low_rank
-    takes_turns = low_rank is not None and low_rank.selects
-    step = step_some if takes_turns else type(optimizer).step
-    weights, optimizer_state = step(optimizer, server.weights, delta, server.optimizer)
-    server = replace(
-        server,
-        weights=weights,
-        state=algorithm_state,
-        optimizer=optimizer_state,
-        base={**server.base, **base},
-    )
     clip = before.clip if context.mechanism is None else context.mechanism.next_clip(before.clip, updates)
     buffers = advanced_buffers(before.buffers, updates.means[BUFFERS]) if before.buffers else before.buffers
     rank = phase.algorithm.base_rank(updates.ranks) if base else 0
-    return replace(before, server=server, buffers=buffers, clip=clip, base_rank=rank)
+    return ServerChange(dict(delta), algorithm_state, base, buffers, clip, rank)
+
+
+@timed("server")
+def _step_server(context: PhaseContext, before: Snapshot, change: ServerChange | None) -> Snapshot:
+    """Apply the server optimizer; a round without uploads changes nothing."""
+    if change is None:
+        return replace(before, base_rank=0)
+    phase, server, low_rank = context.phase, before.server, context.messages.low_rank
+    optimizer, takes_turns = phase.server.at(before.round, phase.rounds), low_rank is not None and low_rank.selects
+    step = step_some if takes_turns else step_in_pieces
+    weights, optimizer_state = step(optimizer, server.weights, change.delta, server.optimizer)
+    server = replace(
+        server,
+        weights=weights,
+        state=change.state,
+        optimizer=optimizer_state,
+        base={**server.base, **change.base},
+    )
+    return replace(before, server=server, buffers=change.buffers, clip=change.clip, base_rank=change.rank)
 
 
 def _client_plans(context: PhaseContext, partition: Partition, number: int, clients: np.ndarray) -> ClientPlans:

@@ -56,6 +56,17 @@ def to_device(device: torch.device, array: np.ndarray) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
+def on_host(tensors: Weights) -> Weights:
+    """Return tensors in the memory of the CPU; those of a GPU are copied together, through pinned memory."""
+    own = {name: t.detach() for name, t in tensors.items()}
+    found = {name: torch.empty_like(t, device="cpu", pin_memory=True) for name, t in own.items() if t.is_cuda}
+    for name, copied in found.items():
+        copied.copy_(own[name], non_blocking=True)
+    if found:
+        torch.cuda.synchronize()
+    return {name: found[name] if name in found else t.cpu() for name, t in own.items()}
+
+
 def stack_rows(rows: list[Weights]) -> Weights:
     """Stack n groups of named tensors to [n, ...]; tensors of unequal first axes are padded with zeros."""
     return {name: _stack([r[name] for r in rows]) for name in rows[0]} if rows else {}

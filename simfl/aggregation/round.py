@@ -27,6 +27,7 @@ class CohortResult:
         index: Number of the cohort within the round.
         num_positions: Positions of the round's tree of sums.
         sums: Weighted sum of each part.
+        owned: Parts whose sums have no other reader, so that their tensors may be written to.
         gathered: All uploads of each gathered part.
         dtypes: For each part, the dtypes of tensors in half precision, whose sums are in float32.
         layouts: With secure aggregation, the tensors in the vector of each part.
@@ -46,6 +47,7 @@ class CohortResult:
     index: int
     num_positions: int
     sums: Parts = field(default_factory=dict)
+    owned: frozenset[str] = frozenset()
     gathered: dict[str, list[Weights]] = field(default_factory=dict)
     dtypes: dict[str, dict[str, torch.dtype]] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class RoundAggregator:
             if part not in self._reducers:
                 self._reducers[part] = TreeReducer(self._num_positions)
         for part, reducer in self._reducers.items():
-            reducer.push(result.sums.pop(part, None), result.num_positions)
+            reducer.push(result.sums.pop(part, None), result.num_positions, part in result.owned)
         self._dtypes |= result.dtypes
         self._layouts |= result.layouts
         for part, uploads in result.gathered.items():
@@ -104,7 +106,9 @@ class RoundAggregator:
 
     @timed("sum")
     def mean(self, unmask: Unmask | None = None, pairs: Sequence[LowRankPair] = ()) -> AggregatedUpdates | None:
-        """Return one mean per part; None if no client came back or the weights are all zero.
+        """Return one mean per part; None if no client came back or the weights are all zero. Call it once.
+
+        The sums are not kept: a mean takes the memory of its sum where no one else reads that.
 
         Args:
             unmask: Decodes the sums of masked uploads.
@@ -116,14 +120,13 @@ class RoundAggregator:
             return None
         parts: dict[str, Weights] = {}
         for part, reducer in self._reducers.items():
-            total = reducer.total()
+            total, owned = reducer.take_total()
             assert total is not None
             divisor = float(count) if self.reduce.get(part) == "clients" else weight
             if unmask is not None:
                 parts[part] = unmask(part, total, self._layouts[part], divisor)
                 continue
-            means = torch._foreach_div(list(total.values()), divisor) if total else []
-            parts[part] = dict(zip(total, means, strict=True))
+            parts[part] = _divided(total, divisor, owned)
             half = self._dtypes.get(part, {})
             parts[part] |= {name: parts[part][name].to(dtype) for name, dtype in half.items()}
         products, gathered = parts.pop(PRODUCTS, {}), dict(self._gathered)
@@ -132,3 +135,13 @@ class RoundAggregator:
             own = [pair for pair in pairs if pair.down in stacked]
             products |= mean_products(own, stacked, stacked[STACK_WEIGHTS].tolist())
         return AggregatedUpdates(parts, gathered, self.num_clients, count, weight, products)
+
+
+def _divided(total: Weights, divisor: float, owned: bool) -> Weights:
+    """Return total / divisor, in the memory of the total if that is owned."""
+    tensors = list(total.values())
+    if owned and all(t.is_floating_point() for t in tensors):
+        if tensors:
+            torch._foreach_div_(tensors, divisor)
+        return total
+    return dict(zip(total, torch._foreach_div(tensors, divisor) if tensors else [], strict=True))

@@ -59,6 +59,13 @@ class TreeReducer:
             total = value if total is None else total if value is None else add(value, total)
         return total
 
+    def take_total(self) -> tuple[Weights | None, bool]:
+        """Return the sum of all positions, and whether its tensors are owned; nothing is kept, so call it once."""
+        total = _Block(0, None, False)
+        while self.blocks:
+            total = _merge(self.blocks.pop(), total)
+        return total.value, total.owned
+
 
 class PartSums:
     """Sums of uploads, part by part: the weighted sum over a round's positions, or all uploads of a gathered part.
@@ -111,13 +118,17 @@ class PartSums:
             self.reducers[part].push(total, 1 if n == 1 else block_size, owned or n > 1 or not unweighted)
         self.position += n
 
-    def totals(self) -> Parts:
-        """Return the sum of each part; stacked parts become one tensor each."""
+    def totals(self) -> tuple[Parts, frozenset[str]]:
+        """Return the sum of each part, and the parts whose sums are owned; call it once.
+
+        Stacked parts become one tensor each.
+        """
         for part, blocks in self.gathered.items():
             if self.reduce.get(part) == "stack" and len(blocks) > 1:
                 self.gathered[part] = [concatenated(blocks)]
-        totals = {part: reducer.total() for part, reducer in self.reducers.items()}
-        return {part: total for part, total in totals.items() if total is not None}
+        totals = {part: reducer.take_total() for part, reducer in self.reducers.items()}
+        found = {part: total for part, (total, _) in totals.items() if total is not None}
+        return found, frozenset(part for part in found if totals[part][1])
 
 
 def _weighted_sum(tensors: Weights, weights: Sequence[float], owned: bool) -> Weights:

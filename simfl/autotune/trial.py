@@ -138,7 +138,7 @@ class ReadOnlyStore:
         """Drop a state."""
         return EMPTY
 
-    def sync(self, digests: Iterable[str]) -> None:
+    def publish(self) -> None:
         """Do nothing, as nothing was written."""
 
 

@@ -1,8 +1,9 @@
 """Storage of what clients keep between rounds: states named by the hash of their content, many of them in a file.
 
 A worker writes one file for each cohort (`packs`), before the cohort counts as done. Files never change and each holds
-its own index, so any number of processes may write at once, and a checkpoint only stores digests. The driver deletes
-states that no checkpoint needs, and merges small files and files of which less than half is needed.
+its own index, so any number of processes may write at once, and a checkpoint only stores digests. The driver waits for
+the disk before a checkpoint refers to a file (of NFS, a worker's machine has sent the file when it closes it). It
+deletes states that no checkpoint needs, and merges small files and files of which less than half is needed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class ClientStore(Protocol):
         """Return the state with this digest; it must not be written to."""
 
     def write(self, state: State) -> str:
-        """Write a state and return its digest; it is durable after `sync`, or once its owner has acknowledged it."""
+        """Write a state and return its digest; others can read it after `publish`. May be called by one thread."""
 
-    def sync(self, digests: Iterable[str]) -> None:
-        """Make states durable."""
+    def publish(self) -> None:
+        """Make the states written so far readable for other processes."""
 
 
 class FileClientStore:
@@ -52,7 +53,8 @@ class FileClientStore:
         self._damaged: set[str] = set()  # names of files that are no packs
         self._places: dict[str, Pack] = {}  # digest -> a pack that has or had the state
         self._ages: dict[str, int] = {}  # pack -> how many calls of `collect` it has survived
-        self._writer: PackWriter | None = None  # of states that are not synced yet
+        self._writer: PackWriter | None = None  # of states that are not published yet
+        self._durable: set[str] = set()  # names of packs that are on the disk for certain
         files.make_folder(self.folder)
 
     def put(self, state: State) -> str:
@@ -66,7 +68,10 @@ class FileClientStore:
         return digests
 
     def write(self, state: State) -> str:
-        """Write a state and return its digest; it can be read by others, and is durable, after `sync`."""
+        """Write a state and return its digest; others can read it after `publish`, and it is durable after `sync`.
+
+        One thread may write while another one reads.
+        """
         flat = {name: tensor.detach().cpu() for name, tensor in flatten(state).items()}
         digest = sha256(flat)
         if digest == EMPTY or self._is_stored(digest):
@@ -78,16 +83,38 @@ class FileClientStore:
             raise self._refused(error) from error
         return digest
 
-    def sync(self, digests: Iterable[str]) -> None:
-        """Make states durable, including those that existed before, whose writer may not have synced yet."""
+    def publish(self) -> None:
+        """Make the states written so far readable for other processes; RunError if the disk refuses."""
         try:
             if self._writer is not None:
                 self._add(self._writer.close())
                 self._writer = None
-            if set(digests) - {EMPTY}:
-                files.sync_folder(self.folder)
         except OSError as error:
             raise self._refused(error) from error
+
+    def sync(self, digests: Iterable[str]) -> None:
+        """Publish the states written so far, and wait until these states are on the disk, whoever has written them."""
+        self.publish()
+        self.force(self.not_durable(digests))
+
+    def not_durable(self, digests: Iterable[str]) -> list[Path]:
+        """Return the packs of these states that may not be on the disk yet; states without a pack are left out."""
+        wanted = set(digests) - {EMPTY}
+        if not wanted <= self._places.keys():
+            self._refresh()
+        found = {self._places[digest].path for digest in wanted if digest in self._places}
+        return sorted(path for path in found if path.name not in self._durable)
+
+    def force(self, paths: Sequence[Path]) -> None:
+        """Wait until packs are on the disk; may be called by a thread. RunError if the disk refuses."""
+        try:
+            for path in paths:
+                files.sync_file(path)
+            if paths:
+                files.sync_folder(self.folder)
+        except OSError as error:
+            raise files.disk_error(self.folder, error) from error
+        self._durable |= {path.name for path in paths}
 
     def _refused(self, error: OSError) -> RunError:
         """Drop the states that were not synced, and return the error of the disk."""
@@ -100,7 +127,8 @@ class FileClientStore:
         """Return whether a state is in a pack that is still there, or will be synced."""
         if self._writer is not None and digest in self._writer.index:
             return True
-        return digest in self._places and self._places[digest].path.exists()
+        pack = self._places.get(digest)
+        return pack is not None and pack.path.exists()
 
     def get(self, digest: str) -> State:
         """Return the state with this digest; its tensors must not be written to.
@@ -209,18 +237,19 @@ class FileClientStore:
                 for digest in sorted(digests, key=lambda one: self._packs[name].index[one]):
                     content = self._packs[name].read(digest)
                     if self._writer is not None and self._writer.num_bytes + len(content) > MAX_PACK_BYTES:
-                        self.sync(())
+                        self.publish()
                     self._writer = self._writer or PackWriter(self.folder)
                     self._writer.add(digest, lambda file, content=content: file.write(content))  # type: ignore[misc]
         except OSError as error:
             raise self._refused(error) from error
-        self.sync(live)
+        self.sync([digest for digests in live.values() for digest in digests])  # before the old packs are deleted
 
     def _delete(self, names: Collection[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
             self._packs.pop(name, None)
         self._damaged -= set(names)
+        self._durable -= set(names)
         self._places = {digest: pack for pack in self._packs.values() for digest in pack.names}
 
     def _refresh(self) -> None:

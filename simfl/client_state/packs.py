@@ -3,8 +3,9 @@
     client_states/<hash of the index>.pack
 
 A pack holds safetensors files, one after the other, then its index (JSON: digest -> offset and length in bytes), then
-the length of the index, its SHA-256 and `END`. A pack gets its name once it is complete and on the disk, and never
-changes. A safetensors file `<digest>.safetensors`, as runs of format 2 have them, is read as a pack of one state.
+the length of the index, its SHA-256 and `END`. A pack gets its name once it is complete, and never changes; it is on
+the disk before a checkpoint refers to it. A safetensors file `<digest>.safetensors`, as runs of format 2 have them, is
+read as a pack of one state.
 """
 
 from __future__ import annotations
@@ -93,12 +94,10 @@ class PackWriter:
         self.index[digest] = Place(start, self._file.tell() - start)
 
     def close(self) -> Pack:
-        """Complete the pack and sync it to the disk; the caller syncs the folder."""
+        """Complete the pack and give it its name, without waiting for the disk."""
         text = json.dumps(self.index, separators=(",", ":")).encode()
         digest = hashlib.sha256(text)
         self._file.write(text + len(text).to_bytes(8, "little") + digest.digest() + END)
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
         target = self.folder / f"{digest.hexdigest()}{SUFFIX}"
         os.replace(self._path, target)

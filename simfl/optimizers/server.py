@@ -20,6 +20,8 @@ from simfl.errors import ConfigError, nearest
 from simfl.optimizers.schedules import Constant, Schedule
 from simfl.protocol import State, Weights
 
+PIECE_BYTES = 32 << 20  # of tensors that are stepped together
+
 
 @dataclass(frozen=True)
 class ServerOptimizer:
@@ -28,6 +30,8 @@ class ServerOptimizer:
     `simfl.contract.check(MyOptimizer)` tests a subclass.
 
     Attributes:
+        by_tensor: Whether the step of a tensor depends on no other one, so that a few can be stepped at a time.
+        counters: Groups of the state that belong to no tensor.
         num_moments: Number of state tensors per stepped tensor, for the memory estimate in the documentation.
         example: Settings for `simfl.contract.check`.
     """
@@ -35,6 +39,8 @@ class ServerOptimizer:
     learning_rate: float = 1.0  # eta
     schedule: Schedule = field(default_factory=Constant)  # of the learning rate, over rounds
 
+    by_tensor: ClassVar[bool] = False
+    counters: ClassVar[tuple[str, ...]] = ()
     num_moments: ClassVar[int] = 0
     example: ClassVar[Mapping[str, object]] = {}
 
@@ -58,6 +64,8 @@ class ServerOptimizer:
 class Sgd(ServerOptimizer):
     """w + eta·d. With eta = 1 this is federated averaging."""
 
+    by_tensor: ClassVar[bool] = True
+
     def step(self, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
         """Return w + eta·d; there is no state."""
         step = torch._foreach_mul(list(delta.values()), self.learning_rate) if delta else []
@@ -74,6 +82,7 @@ class Momentum(ServerOptimizer):
     beta: float = 0.9  # weight of the old momentum
     form: str = "ema"  # ema: m = beta·m + (1 − beta)·d | sum: m = beta·m + d (Hsu et al. 2019)
 
+    by_tensor: ClassVar[bool] = True
     num_moments: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -102,6 +111,8 @@ class Adaptive(ServerOptimizer):
     eps_inside_root: bool = False  # √(v + tau) instead of √v + tau
     bias_correction: bool = False  # divide m by 1 − beta1^t, and v by 1 − beta2^t if v is a moving average
 
+    by_tensor: ClassVar[bool] = True
+    counters: ClassVar[tuple[str, ...]] = ("count",)
     num_moments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -201,6 +212,49 @@ def apply_step(weights: Weights, step: Weights) -> Weights:
     names = [name for name in weights if name in step]
     moved = torch._foreach_add([weights[name] for name in names], [step[name] for name in names]) if names else []
     return weights | dict(zip(names, moved, strict=True))
+
+
+def step_in_pieces(optimizer: ServerOptimizer, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:
+    """Return what `optimizer.step` returns, bit for bit; empty `delta`, whose tensors are released as they are used.
+
+    Tensors of at most `PIECE_BYTES` together, or a single larger one, are stepped at a time where the optimizer allows
+    it, so that the temporary tensors of the step are as large as these and not as the model.
+    """
+    if not _steps_by_tensor(type(optimizer)):
+        stepped = optimizer.step(weights, dict(delta), state)
+        delta.clear()
+        return stepped
+    weights, names = dict(weights), list(delta)
+    new: State = {}
+    counted = {key: state[key] for key in optimizer.counters if key in state}
+    for piece in _pieces(delta):
+        own = {key: {n: group[n] for n in piece if n in group} for key, group in state.items() if key not in counted}
+        moved, after = optimizer.step(
+            {name: weights[name] for name in piece if name in weights},
+            {name: delta.pop(name) for name in piece},
+            own | counted,
+        )
+        weights |= moved
+        for key, group in after.items():
+            new[key] = new.get(key, {}) | group
+    return weights, new if names else state
+
+
+def _steps_by_tensor(optimizer: type[ServerOptimizer]) -> bool:
+    """Return `by_tensor` of the class that defines `step`: a subclass with a step of its own has to say so again."""
+    owner = next(cls for cls in optimizer.__mro__ if "step" in vars(cls))
+    return bool(vars(owner).get("by_tensor", False))
+
+
+def _pieces(tensors: Weights) -> list[list[str]]:
+    """Divide tensors, in their order, into groups of at most `PIECE_BYTES`."""
+    pieces, size = list[list[str]](), PIECE_BYTES
+    for name, tensor in tensors.items():
+        if size + tensor.nbytes > PIECE_BYTES:
+            pieces, size = [*pieces, []], 0
+        pieces[-1].append(name)
+        size += tensor.nbytes
+    return pieces
 
 
 def step_some(optimizer: ServerOptimizer, weights: Weights, delta: Weights, state: State) -> tuple[Weights, State]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,8 @@ class SlidingWindow(ServerOptimizer):
     FedFa's form for parameters: asynchronous rounds with `buffer: 1` and `mix: models`, where w + d is the model that a
     client sent. (The paper waits until its queue is full; here the initial model fills it.)
     """
+
+    by_tensor: ClassVar[bool] = True
 
     size: int = 5  # K: length of the queue
 

@@ -16,6 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,14 +66,25 @@ def write(
 
     tensors, coverage = {name: tensor.detach().cpu() for name, tensor in tensors.items()}, coverage or Coverage()
     texts = {VALUES: _json(values), NOTES: _json(notes or {})}
-    digests: dict[str, object] = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}
-    digests |= {name: _sha256(text) for name, text in texts.items()}
-    state_sha256 = _state_sha256(digests)
-    if not _exists(folder, step, state_sha256, coverage):
-        content = seal({**digests, TABLE_PARTS: coverage.to_json()}, FORMAT)
-        files.make_folder(folder)
-        _write_folder(_path(folder, step), tensors, {**texts, DIGESTS: _json(content)})
-        _prune(folder, step)
+
+    def digests() -> dict[str, object]:
+        found: dict[str, object] = {TENSORS: sha256(tensors), ORDER: _order_sha256(tensors)}
+        return found | {name: _sha256(text) for name, text in texts.items()}
+
+    if step in steps(folder):
+        state_sha256 = _state_sha256(digests())
+        if _exists(folder, step, state_sha256, coverage):
+            return state_sha256
+    files.make_folder(folder)
+    with ThreadPoolExecutor(1, "hash") as thread:  # hashing takes as long as writing, and neither holds the interpreter
+        hashed = thread.submit(digests)
+
+        def sealed() -> bytes:
+            return _json(seal({**hashed.result(), TABLE_PARTS: coverage.to_json()}, FORMAT))
+
+        _write_folder(_path(folder, step), tensors, texts, sealed)
+        state_sha256 = _state_sha256(hashed.result())
+    _prune(folder, step)
     return state_sha256
 
 
@@ -185,9 +197,7 @@ def drop_after(folder: Path, step: int) -> None:
 
 
 def _exists(folder: Path, step: int, state_sha256: str, coverage: Coverage) -> bool:
-    """Return whether the step has an undamaged checkpoint of this state with the same table parts."""
-    if step not in steps(folder):
-        return False
+    """Return whether the checkpoint of the step is undamaged and has this state and the same table parts."""
     try:
         found = read(folder, step)
     except RunError:
@@ -195,7 +205,8 @@ def _exists(folder: Path, step: int, state_sha256: str, coverage: Coverage) -> b
     return (found.state_sha256, found.coverage) == (state_sha256, coverage)
 
 
-def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes]) -> None:
+def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes], digests: Callable[[], bytes]) -> None:
+    """Write the files of a checkpoint; `digests` returns the content of the last one, once the hashes are known."""
     from simfl.weights import write_safetensors
 
     temp = files.temp_path(target)
@@ -204,6 +215,7 @@ def _write_folder(target: Path, tensors: Weights, texts: Mapping[str, bytes]) ->
         files.write_synced(temp / TENSORS, lambda file: write_safetensors(tensors, file))
         for name, text in texts.items():
             _write_text(temp / name, text)
+        _write_text(temp / DIGESTS, digests())
         files.sync_folder(temp)
         if target.exists():
             _delete(target)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +47,7 @@ from simfl.runs.snapshot import Snapshot
 from simfl.runs.tables import TABLES, TIMES, TableRow
 from simfl.runs.waiting_rows import Rows, WaitingRows
 from simfl.safe_text import mask_secrets
+from simfl.stacking import on_host
 from simfl.timing import timed
 from simfl.training.context import PhaseContext
 from simfl.transport import ledger
@@ -68,6 +71,8 @@ class Record:
     _started: float = field(default_factory=time.monotonic)
     _last_checkpoint: tuple[int, float] = (0, 0.0)  # step, and time of the clock
     _digests: dict[int, set[str]] = field(default_factory=dict)  # step of a checkpoint -> its client states
+    _pending: tuple[Snapshot, Future[str]] | None = None  # a checkpoint that the thread writes, and its hash
+    _written: Callable[[], Snapshot | None] = lambda: None  # the state of the newest checkpoint, while it is in memory
 
     def __post_init__(self) -> None:
         """Begin without rows on the disk; `restore` finds those of a run to resume."""
@@ -230,30 +235,79 @@ class Record:
         files.sync_folder(self.folder)
 
     @timed("save")
-    def write_checkpoint(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
-        """Write the pending rows, then the checkpoint that makes them count; delete client states no longer needed.
+    def start_checkpoint(self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None) -> None:
+        """Let a thread write the pending rows, and then the checkpoint that makes them count.
+
+        One checkpoint is written at a time, and it holds no tensors but those of a state from which the next round
+        starts. Call this while no client is trained.
 
         Args:
             snapshot: The state to write.
             store: The client states.
             newer: A newer state whose client states are kept too.
+
+        Raises:
+            RunError: The disk has refused this or the previous checkpoint, or an upload to the mirror has failed.
         """
+        self.settle(snapshot, store, newer)
+        if self._written() is snapshot and not self.waiting:
+            return
         (self.folder / SUMMARY).unlink(missing_ok=True)  # of an earlier end of the run
-        self.waiting.write(self.parts, snapshot.step)
-        notes = {"seconds": self.elapsed}
-        folder = self.folder / CHECKPOINTS
-        self.state_sha256 = checkpoint.write(
-            folder, snapshot.step, snapshot.tensors(), snapshot.values(), notes, self.parts.coverage
-        )
+        tensors, values, notes = on_host(snapshot.tensors()), snapshot.values(), {"seconds": self.elapsed}
+        new_states = store.not_durable(snapshot.stored_digests)
+
+        def write() -> str:
+            store.force(new_states)
+            folder = self.folder / CHECKPOINTS
+            state_sha256 = checkpoint.write(folder, snapshot.step, tensors, values, notes, self.parts.coverage)
+            if self.mirror is not None:
+                self.mirror.push()
+            return state_sha256
+
         self._last_checkpoint = (snapshot.step, time.monotonic())
+        self._pending = snapshot, self.waiting.start_writing(self.parts, snapshot.step, write)
+
+    @timed("save")
+    def write_checkpoint(self, snapshot: Snapshot, store: FileClientStore) -> None:
+        """Write the pending rows and a checkpoint, and return when both are on the disk."""
+        self.start_checkpoint(snapshot, store)
+        self.settle(snapshot, store)
+
+    def settle(
+        self, snapshot: Snapshot, store: FileClientStore, newer: Snapshot | None = None, wait: bool = True
+    ) -> None:
+        """Finish a checkpoint that is on the disk: delete what only older ones needed.
+
+        Call this while no client is trained, since no process may write client states meanwhile.
+
+        Args:
+            snapshot: The state of the run, whose client states are kept.
+            store: The client states.
+            newer: A newer state whose client states are kept too.
+            wait: Whether to wait for a checkpoint that is being written.
+        """
+        if self._pending is None or not (wait or self._pending[1].done()):
+            return
+        (written, future), self._pending = self._pending, None
+        self.state_sha256, self._written = future.result(), weakref.ref(written)
+        folder = self.folder / CHECKPOINTS
         if self.parts.has_replaced:
+            self.waiting.wait()
             self.parts.drop_replaced(checkpoint.least_coverage(folder))
-        self._digests[snapshot.step] = snapshot.stored_digests
+        self._digests[written.step] = written.stored_digests
         self._digests = {step: self._digests[step] for step in checkpoint.steps(folder) if step in self._digests}
-        needed = set() if newer is None else newer.stored_digests
+        needed = snapshot.stored_digests | (set() if newer is None else newer.stored_digests)
         store.collect(needed.union(*self._digests.values()))
-        if self.mirror is not None:
-            self.mirror.push()
+
+    def upload(self) -> None:
+        """Upload the folder once the thread has nothing to write, and return when its content is at the URL."""
+        assert self.mirror is not None
+        self.waiting.wait()
+        self.mirror.push_and_wait()
+
+    def close(self) -> None:
+        """Wait for the thread that writes; nothing is written afterwards."""
+        self.waiting.close()
 
     @property
     def elapsed(self) -> float:

@@ -25,6 +25,7 @@ from simfl.protocol import Examples, Parts, Weights
 from simfl.run_context import RunContext
 from simfl.runtime.gpu_monitor import GpuMonitor, peak_memory, processor
 from simfl.runtime.watchdog import Watchdog
+from simfl.stacking import on_host
 from simfl.timing import Clock, clocked, timed
 from simfl.training.cohort import train_cohort
 from simfl.training.compiled import keep_programs
@@ -103,6 +104,7 @@ class Worker:
         self.watchdog = Watchdog(config.stacks if local else None, limit, None if local else sys.__stderr__)
         self.phase, self.monitor = -1, GpuMonitor(self.run_context.device)
         self.peak = 0  # bytes at the peak before a probe, which resets the peak
+        self.moved: tuple[list[int], Parts, Parts] | None = None  # addresses of a download, itself, its copy on the GPU
         self.steps_chosen = False  # whether the phase's first cohort has chosen compiled or eager steps
 
     def begin(self, phase: int, base: Weights) -> None:
@@ -146,7 +148,7 @@ class Worker:
         """Return the contribution of a micro-batch to a gradient. `received` replaces what `shared` lacks of it."""
         with self._task("train", f"a micro-batch of client {micro_batch.client}") as clock:
             groups = {"trained": shared.trained, **{f"state:{key}": group for key, group in shared.state.items()}}
-            groups = self._to_device(groups)
+            groups = self._copied(groups)
             trained = groups.pop("trained")
             state = {key.removeprefix("state:"): group for key, group in groups.items()}
             own = replace(shared, trained=trained, state=state, received=self._to_device(received))
@@ -165,7 +167,8 @@ class Worker:
         return EvaluationResult(scores, self.run_context.new_notes(), clock)
 
     def free_memory(self) -> None:
-        """Free the memory that torch caches, and that of captured steps."""
+        """Free the memory that torch caches, and that of captured steps and of the last download."""
+        self.moved = None
         for executor in self.executors.values():
             if executor.compiled is not None:
                 executor.compiled.clear()
@@ -187,12 +190,27 @@ class Worker:
             raise
 
     def _to_home(self, weights: Weights) -> Weights:
+        if self.home.type == "cpu":
+            return on_host(weights)
         return {name: tensor.to(self.home) for name, tensor in weights.items()}
 
     @timed("decode")
     def _to_device(self, received: Parts) -> Parts:
+        """Return what was received on the device; the calls of a round share the copy of one download.
+
+        A download in the object store has the same addresses in each call, as long as one of them is kept.
+        """
+        if self.home.type == self.run_context.device.type:
+            return self._copied(received)  # nothing is copied
+        addresses = [t.data_ptr() for part in received.values() for t in part.values()]
+        if self.moved is None or self.moved[0] != addresses or not _same_names(self.moved[1], received):
+            self.moved = None  # free the old one first
+            self.moved = addresses, received, self._copied(received)
+        return {part: dict(own) for part, own in self.moved[2].items()}
+
+    def _copied(self, parts: Parts) -> Parts:
         device = self.run_context.device
-        return {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in received.items()}
+        return {part: {name: t.to(device) for name, t in own.items()} for part, own in parts.items()}
 
 
 def keep_freed_memory() -> None:
@@ -211,6 +229,14 @@ def _set_gpu_precision(deterministic: bool) -> None:
     torch.set_float32_matmul_precision("highest" if deterministic else "high")
     torch.backends.cudnn.allow_tf32 = not deterministic
     torch.backends.cudnn.deterministic = deterministic
+
+
+def _same_names(a: Parts, b: Parts) -> bool:
+    """Return whether parts have the same tensors by name and shape."""
+    shapes = [
+        [(part, name, t.shape, t.dtype) for part, own in one.items() for name, t in own.items()] for one in (a, b)
+    ]
+    return shapes[0] == shapes[1]
 
 
 def _time_reads(context: PhaseContext) -> PhaseContext:

@@ -88,11 +88,13 @@ class RunProgress:
     def move(
         self, after: Snapshot, rows: Rows | None = None, checkpoint: bool = False, newer: Snapshot | None = None
     ) -> None:
-        """Make `after` the state of the run, with these rows; `checkpoint` writes a checkpoint."""
+        """Make `after` the state of the run, with these rows; `checkpoint` starts a checkpoint."""
         self.state = after
         self.session.record.add(rows or {}, after.step)
         if checkpoint:
-            self.session.record.write_checkpoint(after, self.session.client_store, newer)
+            self.session.record.start_checkpoint(after, self.session.client_store, newer)
+        else:
+            self.session.record.settle(after, self.session.client_store, newer, wait=False)
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write a checkpoint and the summary, report the end, and return the summary."""

@@ -67,6 +67,7 @@ def open_session(stack: ExitStack, experiment: Experiment, options: RunOptions) 
     prepared = prepare_run(experiment, options.backend, workers, options.shared)
     record = _open_record(stack, prepared, options)
     stack.enter_context(files.locked(record.folder))
+    stack.callback(record.close)  # before the folder is unlocked
     messages = _environment_messages(record, experiment)
     restored, repairs = record.restore()
     account = _open_account(prepared, record, options, 0 if restored is None else restored.step)
@@ -109,7 +110,7 @@ def _open_account(prepared: PreparedRun, record: Record, options: RunOptions, st
     account = account_of(prepared.experiment, prepared.partition, prepared.run_context.num_values)
     on_cluster = options.address is not None
     randomness = open_randomness(prepared.experiment, record.manifest, record.folder, step, on_cluster)
-    store = account.store if record.mirror is None else record.mirror.push_and_wait
+    store = account.store if record.mirror is None else record.upload
     return replace(account, folder=record.folder, randomness=randomness, store=store)
 
 

@@ -245,7 +245,11 @@ def _train_once(
     result = MODES[plan.execution_mode.mode](executor, initial.training_inputs(units))
     context.refuse_late_changes()
     update = update._replace(step=update.num_steps.to(torch.int64))  # all local steps are taken
-    uploads = _uploads(context, n)(result.weights, received, result.state, update)
+    trained = result.weights
+    if _only_sent(executor):
+        uploads, trained = _deltas_in_place(trained, received["weights"])
+    else:
+        uploads = _uploads(context, n)(trained, received, result.state, update)
     _check_parts(context, uploads)
     if executor.compiled is not None:
         uploads = _copy_shared(uploads, [result.weights, *result.state.values()])
@@ -255,7 +259,7 @@ def _train_once(
         units=tuple(units),
         update=update,
         upload=uploads,
-        trained=result.weights,
+        trained=trained,
         model_states=tuple(result.model_states),
         state=result.state,
         prepared=tuple(initial.prepared),
@@ -264,6 +268,29 @@ def _train_once(
         num_noised_steps=result.num_noised_steps,
         num_zero=result.num_zero,
     )
+
+
+def _only_sent(executor: Executor) -> bool:
+    """Return whether the default upload is all that is read of the trained weights, so that it may take their memory.
+
+    A compiled program trains the next clients in the same memory.
+    """
+    context = executor.context
+    is_read = context.mechanism is not None or context.keeps_local_model or executor.observer.is_active
+    algorithm = context.phase.algorithm
+    is_default = not _overrides(algorithm, "upload") and not _overrides(algorithm, "update_state")
+    return is_default and not is_read and executor.compiled is None
+
+
+@torch.no_grad()
+def _deltas_in_place(trained: Weights, received: Weights) -> tuple[Parts, Weights]:
+    """Return what the default upload returns, in the memory of the trained weights, and the weights that are left."""
+    deltas = {}
+    for name, start in received.items():
+        weights = trained[name].detach()
+        fits = torch.result_type(weights, start) == weights.dtype
+        deltas[name] = weights.sub_(start) if fits else weights - start
+    return {"weights": deltas}, {name: t for name, t in trained.items() if name not in deltas}
 
 
 def _mean_losses(result: TrainingResult) -> Tensor:

@@ -20,9 +20,10 @@ from simfl.aggregation.round import CohortResult
 from simfl.aggregation.tree import PartSums
 from simfl.algorithms.base import Algorithm
 from simfl.client_state import EMPTY, ClientStore
+from simfl.client_state.background import BackgroundWriter
 from simfl.protocol import ClientUpdate, Parts, State, Weights
 from simfl.secure_aggregation.protocol import SecureRound
-from simfl.stacking import parts_of, stack_parts, take_row
+from simfl.stacking import on_host, parts_of, stack_parts, take_row
 from simfl.timing import measured
 from simfl.training.client_updates import UpdateGroup, train_clients
 from simfl.training.context import PhaseContext
@@ -36,6 +37,7 @@ from simfl.transport import ledger
 from simfl.transport.buffers import buffer_change
 from simfl.transport.secure_upload import MaskedUploads, send_masked, server_view
 from simfl.transport.upload import BUFFERS, rows_are_finite, send_uploads
+from simfl.weights import flatten, unflatten
 
 
 def train_cohort(
@@ -125,14 +127,16 @@ class _Cohort:
         facts, tables, clients = list[UpdateFacts](), CohortRows(), tuple(plan.clients)
         # the units of one client fill a vectorized program
         size = plan.clients_per_batch if plan.execution_mode.mode == "vectorized" and context.mechanism is None else 1
-        for first in range(0, len(clients), size):
-            began, done = time.perf_counter(), len(tables.clients)
-            facts += self._add(clients[first : first + size], result, sums, tables)
-            trained = len(tables.clients) - done
-            result.seconds += [(time.perf_counter() - began) / max(1, trained)] * trained
-        result.sums, result.gathered, result.dtypes = sums.totals(), sums.gathered, sums.dtypes
-        with measured("save"):
-            self.store.sync(result.client_states.values())
+        with BackgroundWriter(self.store.write) as states:
+            for first in range(0, len(clients), size):
+                began, done = time.perf_counter(), len(tables.clients)
+                facts += self._add(clients[first : first + size], result, sums, tables, states)
+                trained = len(tables.clients) - done
+                result.seconds += [(time.perf_counter() - began) / max(1, trained)] * trained
+            with measured("save"):
+                result.client_states |= states.digests()
+                self.store.publish()
+        (result.sums, result.owned), result.gathered, result.dtypes = sums.totals(), sums.gathered, sums.dtypes
         self.executor.draw_ahead(next_round())
         with measured("train"):  # waits for all work of a GPU
             if not self.checks_uploads and not _is_finite(result):
@@ -144,7 +148,12 @@ class _Cohort:
         return result
 
     def _add(
-        self, clients: Sequence[ClientPlan], result: CohortResult, sums: PartSums, tables: CohortRows
+        self,
+        clients: Sequence[ClientPlan],
+        result: CohortResult,
+        sums: PartSums,
+        tables: CohortRows,
+        states: BackgroundWriter,
     ) -> list[UpdateFacts]:
         """Train clients together and add their uploads to the cohort's sums; return what their rows still lack.
 
@@ -176,7 +185,7 @@ class _Cohort:
                 if isinstance(part, SkippedClient):
                     self._skip(part, result, sums)
                 else:
-                    self._store(part, result, sums, tables)
+                    self._store(part, result, sums, tables, states)
                     facts.append(UpdateFacts(part.group.losses, part.group.num_zero, part.group.norms))
         return facts
 
@@ -237,8 +246,15 @@ class _Cohort:
             states = [_new_state(context, group, k, done.own, self.received, {}) for k in range(len(clients))]
         return ReleasedUpdates(group, done.sent, states, done.rows, True, done)
 
-    def _store(self, released: ReleasedUpdates, result: CohortResult, sums: PartSums, tables: CohortRows) -> None:
-        """Add uploads to the sums, write client states, and add the rows of the tables."""
+    def _store(
+        self,
+        released: ReleasedUpdates,
+        result: CohortResult,
+        sums: PartSums,
+        tables: CohortRows,
+        states: BackgroundWriter,
+    ) -> None:
+        """Add uploads to the sums, hand over client states, and add the rows of the tables."""
         group, asynchronous = released.group, self.executor.context.phase.asynchronous
         masked = released.masked  # weights are in masked integers already
         weights = [client.weight if masked is None else 1.0 for client in group.plans]
@@ -252,7 +268,9 @@ class _Cohort:
         sums.add(terms, weights, self.plan.clients_per_batch, released.owned and not is_new)
         with measured("save"):
             for client, state in zip(group.plans, released.client_states, strict=True):
-                result.client_states[client.client] = self.store.write(state) if state else EMPTY
+                result.client_states[client.client] = EMPTY
+                if state:
+                    states.add(client.client, state)
         tables.uploads.extend(row for rows in released.rows for row in rows)
         rows = [_client_row(self.plan, group, k) for k in range(len(group))]
         if masked is not None:
@@ -346,7 +364,8 @@ def _new_state(
             stored["buffers:weights"] = {name: models[context.main_model][name] for name in groups.personal_buffers}
     for number, moments in enumerate(group.optimizer_states[k]):
         stored |= {f"optimizer{number}:{key}": tensors for key, tensors in moments.items()}
-    return {key: {n: t.detach().cpu().contiguous() for n, t in tensors.items()} for key, tensors in stored.items()}
+    held = on_host(flatten(stored))
+    return unflatten({name: t.contiguous() for name, t in held.items()})
 
 
 def _rows_of(parts: Parts, k: int) -> Parts:

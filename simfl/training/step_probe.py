@@ -156,7 +156,10 @@ class _Probe:
         module = self.network.module
         before, own = self._digests(), registered(module)
         kinds = {name: (t.shape, t.dtype) for name, t in own.items()}
-        passes = [self._train(batch, moved=number > 0) for number, batch in enumerate(self.batches)]
+        first, *later = self.batches
+        passes = [self._train(first)]
+        for batch in later:  # whose results, as large as the model, are not compared
+            passes.append(self._train(batch, moved=True)._replace(results=[]))
         trained, created = self._digests(), set(registered(module)) - set(own)
         reshaped = {n for n, t in registered(module).items() if n in kinds and (t.shape, t.dtype) != kinds[n]}
         self._evaluate()
@@ -166,6 +169,7 @@ class _Probe:
         tensors = tuple(name for name in own if name in changed and name not in reshaped)
         self.start.restore()
         self._check_repeatable(passes[0])
+        passes[0] = passes[0]._replace(results=[])
         state = self._influential(others, tensors, after) if others else []
         faults = {name: CREATED for name in state if name in created}
         faults |= {name: RESHAPED for name in state if name in reshaped}
@@ -188,9 +192,9 @@ class _Probe:
         """Return whether the results of a batch's examples depend on which others follow in the same pass."""
         first, found = self.batches[0], []
         for second in self.batches:
-            joined = self._train({name: torch.cat([t, second[name]]) for name, t in first.items()})
+            joined = {name: torch.cat([t, second[name]]) for name, t in first.items()}
+            found.append(self._train(joined).results[0][: len(first["mask"])])
             self.start.restore()
-            found.append(joined.results[0][: len(first["mask"])])
         return float((found[0] - found[-1]).abs().max()) > max(MIXING, self.half) * float(found[0].abs().max())
 
     def _digests(self) -> dict[str, str]:
@@ -237,11 +241,14 @@ class _Probe:
         """
         network = self.network
         values = network.tensors(network.trained)
-        if moved:
-            values = {name: t * MOVED + (MOVED - 1) if t.is_floating_point() else t for name, t in values.items()}
-        leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in values.items()}
+
+        def start(t: Tensor) -> Tensor:
+            return t * MOVED + (MOVED - 1) if moved and t.is_floating_point() else t.clone()
+
+        leaves = {name: start(t).requires_grad_(t.is_floating_point()) for name, t in values.items()}
         with torch.enable_grad(), network.swapped(leaves):
             results, total = self._run(batch, train=True)
+            results = [one.detach().clone() for one in results]
             before = self._digests() if not self.backward else {}
             if total.requires_grad:
                 steppable = [t for t in leaves.values() if t.requires_grad]
@@ -249,8 +256,8 @@ class _Probe:
             if before:
                 self.backward = dict.fromkeys(["", *_differing(before, self._digests())])
             replaced = {name for name, t in leaves.items() if not network.holds(name, t)}
-        written = {name for name, t in leaves.items() if not torch.equal(t.detach(), values[name])}
-        return _Pass([one.detach().clone() for one in results], written, replaced)
+        written = {name for name, t in leaves.items() if not torch.equal(t.detach(), start(values[name]))}
+        return _Pass(results, written, replaced)
 
     def _forward(self, batch: Batch) -> list[Tensor]:
         """Return the results of a pass in evaluation mode."""

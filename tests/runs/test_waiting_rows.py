@@ -33,7 +33,7 @@ def test_rows_reach_the_disk_once_and_in_order(
             written = list(parts.rows("clients"))
     expected = [row for step in range(1, 12) for row in block(step)]
     assert written + seen == expected[: 7 * 40]
-    waiting.write(parts, 11)
+    assert waiting.start_writing(parts, 11, lambda: 11).result() == 11
     assert waiting.rows("clients") == []
     again = TableParts.open(tmp_path, parts.coverage)
     assert list(again.rows("clients")) == expected
@@ -51,4 +51,4 @@ def test_a_disk_that_refuses_rows_is_reported_at_the_latest_by_the_next_write(
     (tmp_path / "missing").write_text("a file in the place of the folder")
     waiting.add({"clients": block(1)}, parts, 1)
     with pytest.raises(RunError, match="a file is in the place of a folder"):
-        waiting.write(parts, 1)
+        waiting.start_writing(parts, 1, list).result()

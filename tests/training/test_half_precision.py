@@ -98,7 +98,7 @@ def test_uploads_in_half_precision_are_summed_in_float32(block):
         sums.add(
             {"weights": {"w": uploads[first : first + block]}}, [1000.0, 3000.0][first : first + block], block, False
         )
-    result.sums, result.dtypes = sums.totals(), sums.dtypes
+    (result.sums, result.owned), result.dtypes = sums.totals(), sums.dtypes
     result.clients = Columns.of([{"weight": 1000.0}, {"weight": 3000.0}])
     aggregator = RoundAggregator({"weights": "weighting"}, 2)
     aggregator.take(result)

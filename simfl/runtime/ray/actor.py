@@ -141,7 +141,9 @@ class WorkerActor:
     def train(self, plan: CohortPlan, received: Parts, states: StateRefs) -> tuple[CohortResult, States]:
         """Train a cohort; return the result, and the client states that the driver has to keep."""
         with self._states(states) as new:
-            return self.worker.train(plan, received), new
+            result = self.worker.train(plan, received)
+            result.owned = frozenset()  # the driver reads the object store, which cannot be written to
+            return result, new
 
     def probe(self, request: ProbeRequest, received: Parts, states: StateRefs) -> tuple[ProbeResult, States]:
         """Try execution modes of training."""

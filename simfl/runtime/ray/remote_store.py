@@ -6,7 +6,7 @@ it on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class RemoteClientStore:
             self._new[digest] = kept
         return digest
 
-    def sync(self, digests: Iterable[str]) -> None:
+    def publish(self) -> None:
         """Do nothing: the driver writes the states to disk."""
 
 
@@ -74,9 +74,11 @@ class StateTransfer:
         return {digest: self.put(self.store.get(digest)) for digest in sorted(needed)}
 
     def receive(self, states: Mapping[str, State]) -> None:
-        """Write states that came with a result to disk, before the task counts as done."""
+        """Write states that came with a result, before the task counts as done; a checkpoint waits for the disk."""
         if states:
-            self.store.put_all(list(states.values()))
+            for state in states.values():
+                self.store.write(state)
+            self.store.publish()
 
     def close(self) -> None:
         """Remove the marker file; an error of the disk must not hide what ended the run."""
