@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 
 import claims
 import make_claims
 from claims import Better, Claim, Close
+
+from simfl.config import read_yaml
 
 CLAIM = Claim("003-x", "a is above b", "2 against 1 (Table 1)", Better("planted", "a", "b", "accuracy"))
 
@@ -138,7 +139,7 @@ def test_a_claim_without_rows_is_not_run(planted: Path) -> None:
 
 def test_methods_are_tuned_on_validation_with_equal_budgets() -> None:
     files = sorted((Path(__file__).parent.parent / "experiments").glob("*/tune_*.yaml"))
-    found = {path: yaml.safe_load(path.read_text()) for path in files}
+    found = {path: read_yaml(path) for path in files}
     assert {path.parent.name for path in files} == set(claims.PAPERS.values())
     assert len({(one["search"]["trials"], str(one["search"]["sampler"])) for one in found.values()}) == 1
     assert all(one["set"]["evaluate.splits"] == ["valid"] and "metric" not in one["search"] for one in found.values())
