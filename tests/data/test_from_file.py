@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ def test_names_of_clients_are_kept_and_settings_written(tmp_path: Path) -> None:
     assert [partitioner.split(SPLIT, 0).meta(k) for k in range(2)] == [{"name": "7"}, {"name": "north"}]
     assert written(partitioner)["by"] == "file"
     assert partitioner.expected(None).tolist() == [1, 1]
+    assert set(vars(pickle.loads(pickle.dumps(partitioner)))) == {one.name for one in fields(partitioner)}
 
 
 WRONG: dict[str, tuple[object, dict[str, Any], str]] = {

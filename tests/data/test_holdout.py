@@ -29,7 +29,7 @@ def labelled(labels: list[int], **columns: list) -> Split:
     return Split(pa.table({"label": pa.array(labels, pa.int32())} | columns))
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONERS) - {"manifest"}))
+@pytest.mark.parametrize("name", sorted(set(PARTITIONERS) - {"file", "manifest"}))
 def test_every_partition_can_hold_out_a_share_of_each_client(name):
     """A quarter of each client's rows, at least one, from clients that have two; training has the others."""
     split = UnevenClients(sizes=(24,) * 5).load(Path()).splits["train"]
@@ -154,7 +154,7 @@ def test_expected_sizes_leave_out_held_out_examples():
     assert expected_sizes(Iid(clients=4, holdout=Holdout(column="split")), published) is None
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONERS) - {"manifest"}))
+@pytest.mark.parametrize("name", sorted(set(PARTITIONERS) - {"file", "manifest"}))
 def test_every_partition_can_cap_the_examples_of_a_client(name):
     split = UnevenClients(sizes=(24,) * 5).load(Path()).splits["train"]
     whole, capped = assign(read(name), split, 42), assign(read(name, max_examples=7), split, 42)

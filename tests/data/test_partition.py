@@ -253,7 +253,9 @@ def test_quantity_skew_gives_unequal_sizes_of_at_least_min_size():
     assert partition.sizes.max() > 5 * np.median(partition.sizes)
 
 
-@pytest.mark.parametrize("by", sorted(set(PARTITIONERS) - {"nested", "subsample", "answer_lists", "manifest", "rows"}))
+@pytest.mark.parametrize(
+    "by", sorted(set(PARTITIONERS) - {"nested", "subsample", "answer_lists", "file", "manifest", "rows"})
+)
 def test_every_partition_is_bit_identical_after_reading_its_manifest(by):
     split = paged(
         [(d, 1 + d % 3) for d in range(30)],

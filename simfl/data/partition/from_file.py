@@ -7,7 +7,7 @@ clients.parquet   columns `client` and `row`, or `client` and `id`; one row for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +72,10 @@ class FromFile(Partitioner):
                 " the columns client and row or id"
             )
         return given
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the settings for another process, without what was read."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def _where(self, client: int, name: str) -> str:
         return f"{self.path}: client {name!r}"
