@@ -56,9 +56,10 @@ class Model(ABC):
 
 def set_trainable(model: Model, module: Network) -> Network:
     """Set `requires_grad` as in a phase that names no parameters, and return `module`."""
+    trained, frozen = model.trainable_params(module), model.frozen_params(module)  # once: each looks at all names
     for name, parameter in module.named_parameters():
-        trainable = any(fnmatchcase(name, glob) for glob in model.trainable_params(module))
-        parameter.requires_grad_(trainable and not any(fnmatchcase(name, glob) for glob in model.frozen_params(module)))
+        trainable = any(fnmatchcase(name, glob) for glob in trained)
+        parameter.requires_grad_(trainable and not any(fnmatchcase(name, glob) for glob in frozen))
     return module
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from simfl.models.aster import Aster
-from simfl.models.base import tied_names
+from simfl.models.base import set_trainable, tied_names
 from simfl.models.lora import Lora
 from simfl.models.meta_device import build_on_meta, drop_remote_weights
 from simfl.models.mlp import Mlp
@@ -68,3 +68,12 @@ def test_remote_weights_are_dropped_if_the_size_is_known():
 def test_local_weights_and_weights_of_unknown_size_are_kept(tmp_path):
     for model in (VT5(weights="vt5_tiny"), VT5("base", weights=str(tmp_path)), VT5(weights="someone/vt5")):
         assert drop_remote_weights(model) is model
+
+
+def test_a_model_is_asked_once_for_what_it_trains(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Mlp, "trainable_params", lambda model, module: asked.append(module) or ("*.bias",))
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    set_trainable(Mlp(), module)
+    assert len(asked) == 1  # each answer looks at the names of all parameters
+    assert [name for name, p in module.named_parameters() if p.requires_grad] == ["0.bias", "1.bias"]
