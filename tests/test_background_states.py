@@ -60,7 +60,9 @@ def test_a_run_that_dies_is_resumed_with_the_same_bits(
 def test_states_are_on_the_disk_before_a_checkpoint_refers_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync, write, synced, late = files.sync_file, checkpoint.write, set(), []
+    sync, write = files.sync_file, checkpoint.write
+    synced: set[str] = set()
+    late: list[str] = []
 
     def watched(folder, at, tensors, values, *rest):
         store = FileClientStore(tmp_path / "client_states")
