@@ -323,13 +323,13 @@ def train(given: argparse.Namespace, began: float, folder: Path, drawing: Drawin
     asked = held_out(writer.vocabulary, given.few_questions)
     drawing.collect(given.first)
     train_encoder(training, drawing, given.encoder_seconds, given.encoder_batch)
-    print(json.dumps({"new pages": patch_scores(training, writer, 16)}), flush=True)
+    print(json.dumps({"new pages": patch_scores(training, writer, given.few_questions)}), flush=True)
     saver = Saver(training, given.out, given.base, asked, given.save_seconds)
     train_reader(training, drawing, given.reader_seconds, given.batch, saver)
     drawing.stop()
     saver.asked = {**held_out(writer.vocabulary, given.questions), "receipts": receipts(given.questions)}
     scores = saver.save(-1, read_back=True)
-    patches = patch_scores(training, writer, 16)
+    patches = patch_scores(training, writer, given.few_questions)
     name = torch.cuda.get_device_name() if pages.device.type == "cuda" else "cpu"
     facts = {"pages": pages.ready, "seconds": round(time.monotonic() - began, 1), "device": name}
     facts |= {"scores": scores, "patches": patches, "questions": given.questions}
