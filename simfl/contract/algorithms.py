@@ -85,7 +85,7 @@ def _check_modes_agree(algorithm: Algorithm, folder: Path) -> Iterator[str]:
 
 def _check_divided_batches(algorithm: Algorithm, folder: Path) -> Iterator[str]:
     """Check that batches can be divided among workers, unless the algorithm declares that they cannot."""
-    divided = {"execution.data_parallel": 2, "rounds": 1}
+    divided = {"execution.data_parallel": 2, "rounds": algorithm.least_rounds()}
     if algorithm.needs_whole_batch or len(algorithm.micro_steps()) > 1:
         return
     try:
@@ -101,7 +101,7 @@ def _check_divided_batches(algorithm: Algorithm, folder: Path) -> Iterator[str]:
 
 
 def _check_models(algorithm: Algorithm, mode: str, folder: Path) -> Iterator[str]:
-    models = {"evaluate.models": [*algorithm.eval_models, "local"], "rounds": 1}
+    models = {"evaluate.models": [*algorithm.eval_models, "local"], "rounds": algorithm.least_rounds()}
     scores = set(_run(algorithm, mode, folder, models).summary["final"])
     wanted = {"accuracy" if name == "global" else f"{name}.accuracy" for name in (*algorithm.eval_models, "local")}
     if missing := sorted(wanted - scores):
