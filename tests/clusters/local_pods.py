@@ -31,6 +31,7 @@ DASHBOARD, GCS = f"http://{HEAD}:8265", f"{HEAD}:6379"
 START_SECONDS = 900.0  # the processors may be shared
 STORE_BYTES = 80 << 20  # of each object store: the smallest size that Ray allows
 PROGRAMS = ("unshare", "nsenter", "ip", "mount")
+CHECKOUT = Path(__file__).parents[2]
 HOLDER = "sleep infinity"  # keeps the network of all pods open
 
 # A root with the files of this machine below and a layer of its own above them, as an image has; prints its process id.
@@ -206,7 +207,7 @@ class LocalPods:
         spec = group["template"]["spec"]
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        mounts = [self._mount(spec, one) for one in spec["containers"][0]["volumeMounts"]]
+        mounts = [*shown_programs(), *(self._mount(spec, one) for one in spec["containers"][0]["volumeMounts"])]
         variables = {**self._variables(), **self._secrets(spec), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
         environment = " ".join(
             ["/usr/bin/env", "-i", *(f"{key}={shlex.quote(value)}" for key, value in variables.items())]
@@ -280,6 +281,13 @@ class LocalPods:
             if time.monotonic() > until:
                 raise RuntimeError(f"{what} did not start: {self.logs()}")
             time.sleep(0.2)
+
+
+def shown_programs() -> list[str]:
+    """Return commands that show the checkout and its Python in a pod if they are in /tmp, as a pod has its own one."""
+    hidden = [path for path in dict.fromkeys((CHECKOUT, Path(sys.prefix))) if path.is_relative_to("/tmp")]
+    quoted = [shlex.quote(str(path).lstrip("/")) for path in hidden]
+    return [f"mkdir -p {path}; mount --rbind /{path} {path}" for path in quoted]
 
 
 def ray_start(group: Json, number: int) -> str:
