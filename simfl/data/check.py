@@ -210,15 +210,15 @@ def _is_error(reason: str) -> bool:
 
 
 def _check_overlap(dataset: Dataset) -> list[Finding]:
-    """Find equal pages within a split, and documents, providers and pages that other splits share with train."""
+    """Find equal pages, images or texts within a split, and documents, providers and pages that other splits share with train."""
     hashes = {name: leaks.page_hashes(split) for name, split in dataset.splits.items()}
-    found = [_equal_pages_within(name, pages) for name, pages in hashes.items()]
+    found = [_equal_within(name, pages, _kind(dataset.splits[name])) for name, pages in hashes.items()]
     train = dataset.splits.get("train")
     for name, split in dataset.splits.items() if train is not None else ():
         if name == "train" or train is None:
             continue
         equal = leaks.equal_pages(hashes["train"], hashes[name])
-        found.append(Finding(name, "equal pages also in train", len(equal), equal[0] if equal else ""))
+        found.append(Finding(name, f"equal {_kind(split)} also in train", len(equal), equal[0] if equal else ""))
         for kind, column_name in (("documents", leaks.DOCUMENT), ("providers", "provider")):
             if all(s.documents is not None and "provider" in s.documents.column_names for s in (train, split)):
                 both = leaks.shared_values(train, split, column_name)
@@ -227,10 +227,17 @@ def _check_overlap(dataset: Dataset) -> list[Finding]:
     return found
 
 
-def _equal_pages_within(name: str, pages: Mapping[str, Sequence[str]]) -> Finding:
+def _kind(split: Split) -> str:
+    """Return the word for what a split consists of, in the plural."""
+    if split.documents is not None:
+        return "pages"
+    return next((f"{name}s" for name in ("image", "text") if name in split.examples.column_names), "examples")
+
+
+def _equal_within(name: str, pages: Mapping[str, Sequence[str]], kind: str) -> Finding:
     repeated = [ids for ids in pages.values() if len(ids) > 1]
     example = " = ".join(repeated[0][:2]) if repeated else ""
-    return Finding(name, "equal pages more than once", sum(len(ids) - 1 for ids in repeated), example, is_error=False)
+    return Finding(name, f"equal {kind} more than once", sum(len(ids) - 1 for ids in repeated), example, is_error=False)
 
 
 def _first_id(table: pa.Table, rows: Sequence[int] | np.ndarray) -> str:

@@ -138,7 +138,7 @@ def test_data_check_reports_problems_with_exit_code_1(folder, capsys):
         main(["data", "check", str(folder.parent / "split"), "--as", "image_folder", "--set", "layout=split/class"])
         == 1
     )
-    assert "!  test   1      equal pages also in train" in capsys.readouterr().out
+    assert "!  test   1      equal images also in train" in capsys.readouterr().out
 
 
 def test_data_check_refuses_unknown_formats_and_broken_files_in_one_line(folder, capsys):

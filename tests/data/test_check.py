@@ -78,4 +78,4 @@ def test_check_accepts_images_with_labels():
     assert found.passed
     assert found.counts["train"] == {"examples": 2, "labels": 2, "domains": 2}
     both = check_dataset(Dataset("made", {"train": shown, "test": shown}, ""))
-    assert [(f.message, f.count) for f in both.findings] == [("equal pages also in train", 2)]
+    assert [(f.message, f.count) for f in both.findings] == [("equal images also in train", 2)]

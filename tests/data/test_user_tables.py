@@ -222,10 +222,10 @@ def test_texts_that_two_splits_share_are_found(tmp_path: Path, capsys: pytest.Ca
     path = write(tmp_path / "a.csv", rows)
     arguments = ["data", "check", str(path), "--as", "table", "--set", "columns={text: review, label: stars}"]
     assert main(arguments) == 0
-    assert "equal pages" not in capsys.readouterr().out
+    assert "equal texts" not in capsys.readouterr().out
     write(path, [*rows, REVIEWS[0] | {"split": "test"}])
     main(arguments)
-    assert "! test 1 equal pages also in train 1" in " ".join(capsys.readouterr().out.split())
+    assert "! test 1 equal texts also in train 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_questions_about_one_document_stay_in_one_split(tmp_path: Path) -> None:
