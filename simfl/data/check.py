@@ -210,7 +210,7 @@ def _is_error(reason: str) -> bool:
 
 
 def _check_overlap(dataset: Dataset) -> list[Finding]:
-    """Find equal pages, images or texts within a split, and documents, providers and pages that other splits share with train."""
+    """Find equal examples within a split, and documents, providers and pages that other splits share with train."""
     hashes = {name: leaks.page_hashes(split) for name, split in dataset.splits.items()}
     found = [_equal_within(name, pages, _kind(dataset.splits[name])) for name, pages in hashes.items()]
     train = dataset.splits.get("train")
