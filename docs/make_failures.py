@@ -39,13 +39,16 @@ def build_text(series: Sequence[Row]) -> str:
     broken = sum(BROKEN in row["problems"] for row in trials)
     totals += f"; {broken} more trials could not be carried out" if broken else ""
     totals += f"; {early} came before Python had begun to run simfl" if early else ""
-    where = "; ".join(
-        f"{sum(row['struck'] for row in one['trials'])} in {one['seconds']} s on {one['cores']} CPU cores,"
-        f" seed {one['seed']}"
+    series_rows = [
+        f"| {one['seed']} | {one['cores']} | {sum(row['struck'] for row in one['trials'])} | {one['seconds']} |"
         for one in series
-    )
+    ]
     lines = [
-        f"{len(struck)} faults ({where}): {totals}.",
+        f"{len(struck)} faults: {totals}.",
+        "",
+        "| seed | CPU cores | faults | seconds |",
+        "|---:|---:|---:|---:|",
+        *series_rows,
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---|---:|---|---|---:|---:|",

@@ -74,7 +74,7 @@ class Stage:
         return f'<a class="reference external" href="{address}">{words}</a>'
 
     def _target(self, source: str, link: str) -> str:
-        """Return a link of a page as it is in the site, and add the page that it leads to."""
+        """Return a link of a page for the site, and add the page that it leads to."""
         if re.match(r"\w+:", link):
             return link
         target = resolved(source, link)
