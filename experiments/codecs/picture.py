@@ -1,4 +1,4 @@
-"""Draw docs/reference/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [FOLDER of the sweep]`.
+"""Draw docs/reference/codecs.png from the runs of sweep.yaml: `python experiments/codecs/picture.py [SWEEP]`.
 
 One panel per data set: bytes of all messages against accuracy on the test split, with one marker per codec at the mean
 of its seeds and a line from the worst seed to the best.

@@ -129,7 +129,7 @@ def differences(a: dict[int, float], b: dict[int, float]) -> np.ndarray:
 
 
 def shown(p: float | None) -> str:
-    """Return a p as it is printed; a dash for a single seed."""
+    """Return the printed form of a p; a dash for a single seed."""
     if p is None:
         return "–"
     return f"**{p:.2g}**" if p < SIGNIFICANCE_LEVEL else f"{p:.2f}"
@@ -163,7 +163,7 @@ def draw(found: Curves, path: Path) -> None:
         row[1].set_xscale("symlog", linthresh=10)
         row[1].set_xlim(left=0)
         row[2].set_ylabel("deviation from the mean product")
-        row[2].set_yscale("log")  # factors that start anew deviate by nearly 1, others by some percent
+        row[2].set_yscale("log")  # factors that are initialized again deviate by nearly 1, others by some percent
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=90)

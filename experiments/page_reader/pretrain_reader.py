@@ -34,7 +34,7 @@ from simfl.models.pretrained import weights_folder
 
 EMPTY_WEIGHT = 0.1  # of cells and patches that show nothing, in the losses of stage 1
 EMPTY_SHARE = 0.1  # of such patches in the loss of tokens
-OTHERS = 2048  # random tokens from which the shown ones are told, besides those of the batch
+OTHERS = 2048  # random tokens that compete with the shown ones, besides those of the batch
 SHARPNESS = 10.0  # of the choice between tokens, by the distance to their embeddings
 SLOT_WEIGHT, SHOWN_WEIGHT = 0.2, 0.2  # of the losses of stage 1 within stage 2
 FEW_PATCHES = 512  # of a page in the first part of stage 2: all that show something, and some others at random

@@ -1,4 +1,4 @@
-"""The page docs/reference/models.md, counted on the meta device: `python -m simfl.models.table > docs/reference/models.md`.
+"""The page of models, counted on the meta device: `python -m simfl.models.table > docs/reference/models.md`.
 
 Its tables give, for each model and what is trained of it, the parameters in all, those trained and those sent, the
 bytes of a float32 message, and the papers' figures. `python -m simfl.models.table --check [FILE]` exits with status 1
@@ -224,9 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 HEADER = """# Models: parameters, adapters, weights
 
-Written by `python -m simfl.models.table > docs/reference/models.md`; `--check` fails if the page is out of date, and a test runs
-it. Counts are of the published sizes, on the meta device. "Sent" are the parameters of a message, tied weights once;
-bytes are those of a float32 message. The heads of `vilt`, `vault` and `albef` are personal, as in FedDAT, and so is the
+Written by `python -m simfl.models.table > docs/reference/models.md`; `--check` fails if the page is out of date, and a
+test runs it. Counts are of the published sizes, on the meta device. "Sent" are the parameters of a message, tied weights
+once; bytes are those of a float32 message. The heads of `vilt`, `vault` and `albef` are personal, as in FedDAT, and so is the
 client adapter of FedDAT's pair.
 
 | model | trained | parameters | trained parameters | sent | bytes | published |

@@ -39,7 +39,10 @@ class TextTokenizer(Protocol):
 
     @property
     def end_id(self) -> int:
-        """The token that ends an answer."""
+        """The token that ends a text; padding where the tokenizer has none."""
+
+    def answer_end(self) -> int:
+        """Return the token that ends an answer; raise ConfigError if the tokenizer has none."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, without special tokens."""

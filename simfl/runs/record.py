@@ -120,7 +120,7 @@ class Record:
 
     @property
     def has_value_counts(self) -> bool:
-        """Whether the folder has the counts for the figure of the partition."""
+        """True if the folder has the counts for the figure of the partition."""
         return (self.folder / HETEROGENEITY).exists()
 
     def write_value_counts(self, counts: ValueCounts | None) -> None:

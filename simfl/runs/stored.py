@@ -33,7 +33,7 @@ from simfl.yaml_text import parsed
 
 
 class StoredRun:
-    """What a run folder holds, of a run that has ended or is in progress. Nothing here writes to the folder.
+    """The contents of a run folder, of a run that has ended or is in progress. Nothing here writes to the folder.
 
     Every file is compared with its hash when it is read. A file that is missing or altered raises DamagedFile, a
     RunError that names it; no older state is read in its place. Tables are Arrow tables: `.to_pandas()` and
@@ -172,7 +172,7 @@ class StoredRun:
 
     @property
     def has_value_counts(self) -> bool:
-        """Whether the run has stored `value_counts`; runs of an older simfl have not."""
+        """True if the run has stored `value_counts`; runs of an older simfl have not."""
         return (self.folder / HETEROGENEITY).exists()
 
     @cached_property

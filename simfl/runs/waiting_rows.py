@@ -74,7 +74,7 @@ class WaitingRows:
         self._submit(task)
 
     def close(self) -> None:
-        """Wait for the thread and end it; errors that nobody has asked for are dropped."""
+        """Wait for the thread and end it; errors for which no caller has asked are dropped."""
         self._thread.shutdown()
 
     def _submit(self, task: Callable[[], Result]) -> Future[Result]:

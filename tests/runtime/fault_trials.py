@@ -1,7 +1,7 @@
 """Trials of faults: runs that a fault strikes at a random instant, and that must end with the undisturbed results.
 
     PYTHONPATH=tests python tests/runtime/fault_trials.py --out docs/failures.json    # 216 trials
-    python docs/make_failures.py                                                      # the table of docs/explanation/failures.md
+    python docs/make_failures.py    # the table of docs/explanation/failures.md
 
 Each trial is a small SCAFFOLD run on a Ray of its own, in a process of its own. The fault strikes while the run starts
 or in a random round. The run must survive it, or end within the limit of its watchdog with one line and an exit code;

@@ -339,8 +339,8 @@ def _connect(address: str | None, launcher: faststart.RayLauncher | None) -> Ray
 def _restore_excepthook() -> None:
     """Replace Ray's hook for uncaught errors by the one before it.
 
-    It reports to Ray before it prints, and Ray ends the process without a traceback if it is being stopped meanwhile,
-    as it is after an error.
+    It reports to Ray before it prints, and Ray ends the process without a traceback if it is stopping at that moment,
+    for example after an error.
     """
     worker = sys.modules.get("ray._private.worker")
     if sys.excepthook is getattr(worker, "custom_excepthook", None):
