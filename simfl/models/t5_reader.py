@@ -121,9 +121,11 @@ class T5Reader(nn.Module):
         stack = self.t5.decoder
         length = tokens.shape[1]
         bias = position_bias(stack, length, past + length, past)
+        hidden = stack.dropout(self.t5.shared(tokens))
+        if not reads_in_place(hidden):  # repeated once for all blocks
+            bias = per_example(bias, len(tokens))
         if cache is None:
             bias = bias + causal_mask(length, tokens.device)
-        hidden = stack.dropout(self.t5.shared(tokens))
         for block in stack.block:
             hidden = block(hidden, None, bias, states, None, mask, cache=cache)[0]
         return self.decoder_dropout(stack.final_layer_norm(hidden))

@@ -224,10 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 HEADER = """# Models: parameters, adapters, weights
 
-Written by `python -m simfl.models.table > docs/reference/models.md`; `--check` fails if the page is out of date, and a
-test runs it. Counts are of the published sizes, on the meta device. "Sent" are the parameters of a message, tied weights
-once; bytes are those of a float32 message. The heads of `vilt`, `vault` and `albef` are personal, as in FedDAT, and so is the
-client adapter of FedDAT's pair.
+Written by `python -m simfl.models.table > docs/reference/models.md`; `--check` fails if the page is out of date, and
+a test runs it. Counts are of the published sizes, on the meta device. "Sent" are the parameters of a message, tied
+weights once; bytes are those of a float32 message. The heads of `vilt`, `vault` and `albef` are personal, as in
+FedDAT, and so is the client adapter of FedDAT's pair.
 
 | model | trained | parameters | trained parameters | sent | bytes | published |
 |---|---|---:|---:|---:|---:|---|
