@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove COLUMNS, which parallel workers of pytest have, and which narrows tables."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A Ray with 3 CPUs, started for the first test that asks and shared by all."""

@@ -56,9 +56,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SIMFL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(
-        "COLUMNS", raising=False
-    )  # workers of pytest have it; tables would be narrower than on the pages
     path, before = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path

@@ -112,7 +112,7 @@ class TrialBench:
 
     def final_weights(self, execution_mode: ExecutionMode, clients: Sequence[ClientPlan]) -> list[Weights]:
         """Return the weights of the compared clients after their last step, without clipping or noise of updates."""
-        bare = replace(self.executor, context=replace(self.context, mechanism=None))
+        bare = replace(self.executor, context=replace(self.context, mechanism=None), keeps_trained=True)
         states = {client.client: self.store.get(client.state_digest) for client in clients}
         groups = train_clients(bare, self._plan(execution_mode, clients), clients, states, self.received)
         found = [take_row(group.trained, k) for group in groups for k in range(len(group))][-COMPARED:]

@@ -70,7 +70,8 @@ def check_dataset(dataset: Dataset) -> DatasetReport:
         found += [*_check_examples(name, split), *_check_pages(name, split), *_check_clients(name, split)]
     found += [*_card_findings(dataset, "dropped"), *_card_findings(dataset, "noted"), *_check_overlap(dataset)]
     counts = {name: _counts(split) for name, split in dataset.splits.items()}
-    return DatasetReport(counts, tuple(finding for finding in found if finding.count), _column_use(dataset))
+    use = _column_use(dataset) if dataset.splits else ColumnUse({}, (), {}, ())
+    return DatasetReport(counts, tuple(finding for finding in found if finding.count), use)
 
 
 def _column_use(dataset: Dataset) -> ColumnUse:

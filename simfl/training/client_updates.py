@@ -277,6 +277,7 @@ def _only_sent(executor: Executor) -> bool:
     """
     context = executor.context
     is_read = context.mechanism is not None or context.keeps_local_model or executor.observer.is_active
+    is_read |= executor.keeps_trained
     algorithm = context.phase.algorithm
     is_default = not _overrides(algorithm, "upload") and not _overrides(algorithm, "update_state")
     return is_default and not is_read and executor.compiled is None

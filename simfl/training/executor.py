@@ -124,6 +124,7 @@ class Executor:
         gradient_taker: Takes the gradients of micro-batches on several workers; None: they are taken in this process.
         drawn_units: Units whose batches were drawn ahead, by round, client and unit.
         num_zero_examples: Examples of each local step, in the update under way, whose gradients count as zero.
+        keeps_trained: Whether the trained weights are kept once the upload is made of them.
     """
 
     context: PhaseContext
@@ -132,6 +133,7 @@ class Executor:
     gradient_taker: GradientTaker | None = None
     drawn_units: dict[tuple[int, int, int], TrainingUnit] = field(default_factory=dict)
     num_zero_examples: list[Tensor] = field(default_factory=list)
+    keeps_trained: bool = False
 
     @cached_property
     def examples(self) -> Examples:

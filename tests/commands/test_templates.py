@@ -62,7 +62,7 @@ def test_a_summary_does_not_end_at_et_al(capsys: pytest.CaptureFixture[str]) -> 
         (["x.yaml", "--from", "quickstat"], "--from: unknown 'quickstat'; did you mean 'quickstart'?"),
         (["a b.yaml", "--from", "quickstart"], "FILE: 'a b' is not letters, digits, '.', '_' and '-', not beginning"),
         (["none/x.yaml", "--from", "quickstart"], "none/x.yaml: No such file or directory"),
-        (["x.yaml"], "new: write `simfl new FILE --from NAME`; `simfl new --list` lists the names"),
+        (["x.yaml"], "new: write `simfl new FILE --from NAME`, or `simfl new FILE --kind "),
     ],
 )
 def test_new_refuses_wrong_arguments_in_one_line(

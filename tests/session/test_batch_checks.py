@@ -122,7 +122,10 @@ def test_a_run_with_some_skipped_updates_completes(tmp_path):
 
 @pytest.mark.parametrize("mode", ["sequential", "vectorized"])
 def test_a_client_without_examples_has_no_loss(mode, tmp_path):
-    found = run(tmp_path, nn.Linear(5, 3), [[], ROWS[0], ROWS[1]], execution={"mode": mode, "clients_per_batch": 4})
+    rows = {"by": "rows", "rows": [[], ROWS[0], ROWS[1]], "empty_clients": True}
+    found = run(
+        tmp_path, nn.Linear(5, 3), rows, phase={"participation": 1.0}, execution={"mode": mode, "clients_per_batch": 4}
+    )
     rows = found.clients().to_pylist()
     assert [row["loss"] is None for row in rows] == [row["examples"] == 0 for row in rows]
     first = [row for row in rows if row["round"] == 1 and row["examples"]]
