@@ -43,15 +43,15 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Sync the entries of a folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _sync(path)
 
 
 def sync_file(path: Path) -> None:
     """Sync the content of a file that another process may have written to disk, but not its entry in the folder."""
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
