@@ -1,6 +1,6 @@
 """Draw time to a target score against concurrency and buffer size, and scores over virtual time.
 
-    python experiments/time/figure.py runs/time_scene_vqa runs/time_concurrency runs/time_fedbuff runs/time_fedscale
+    python experiments/time/figure.py runs/time_{scene_vqa,concurrency,invoices,fedbuff,fedscale}
 
 Writes `time.png` and `times.jsonl`, a line per run with its scores and virtual seconds, next to this file. Folders of
 sweeps that are missing are left out.
@@ -78,7 +78,8 @@ def _curves(axis: Any, lines: Sequence[Line], name: str) -> None:
         for seed, line in enumerate(own):
             axis.plot(line["seconds"], line["scores"], f"C{number}", alpha=0.8, label=None if seed else method)
     axis.axhline(TARGETS[name], color="grey", linewidth=0.8, linestyle=":")
-    axis.set(title=name.removeprefix("time_"), xlabel="virtual seconds", ylabel="accuracy", xscale="symlog")
+    metric = "ANLS" if name == "time_invoices" else "accuracy"
+    axis.set(title=name.removeprefix("time_"), xlabel="virtual seconds", ylabel=metric, xscale="symlog")
     axis.set_xlim(0)
     axis.legend(fontsize=7)
 
